@@ -1,0 +1,90 @@
+"""Asynchronous federated learning in which every client counts.
+
+Names are loaded when first used, so that `import acefl` and `acefl --help` stay quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from acefl import tasks
+    from acefl.errors import AceflError, InvalidInput, NothingInFlight
+    from acefl.experiment import compare, tune
+    from acefl.record import Run, load
+    from acefl.rules import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff
+    from acefl.server import Server
+    from acefl.simulation import simulate
+    from acefl.stop import Stop
+    from acefl.table import Table
+    from acefl.timing import Scenario
+    from acefl.types import Arrival, Lost, Rule, Step
+
+_HOME = {
+    "ACE": "rules",
+    "ACED": "rules",
+    "ASGD": "rules",
+    "AceflError": "errors",
+    "Arrival": "types",
+    "CA2FL": "rules",
+    "DelayAdaptiveASGD": "rules",
+    "FedBuff": "rules",
+    "InvalidInput": "errors",
+    "Lost": "types",
+    "NothingInFlight": "errors",
+    "Rule": "types",
+    "Run": "record",
+    "Scenario": "timing",
+    "Server": "server",
+    "Step": "types",
+    "Stop": "stop",
+    "Table": "table",
+    "compare": "experiment",
+    "load": "record",
+    "simulate": "simulation",
+    "tune": "experiment",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "tasks":
+        return import_module("acefl.tasks")
+    if name not in _HOME:
+        raise AttributeError(f"module 'acefl' has no attribute {name!r}")
+    value = getattr(import_module(f"acefl.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+__all__ = [
+    "ACE",
+    "ACED",
+    "ASGD",
+    "CA2FL",
+    "AceflError",
+    "Arrival",
+    "DelayAdaptiveASGD",
+    "FedBuff",
+    "InvalidInput",
+    "Lost",
+    "NothingInFlight",
+    "Rule",
+    "Run",
+    "Scenario",
+    "Server",
+    "Step",
+    "Stop",
+    "Table",
+    "compare",
+    "load",
+    "simulate",
+    "tasks",
+    "tune",
+]

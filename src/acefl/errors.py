@@ -1,0 +1,24 @@
+"""The exception tree: everything acefl raises on purpose is an `AceflError`."""
+
+
+class AceflError(Exception):
+    """Root of the tree; catch it to catch whatever acefl raises on purpose."""
+
+
+class InvalidInput(AceflError, ValueError):
+    """A setting, file or argument is wrong: one line naming what is wrong and what is allowed."""
+
+
+class NothingInFlight(AceflError):
+    """No client is at work and none can be sent work, so a run cannot go on."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `InvalidInput(message)` unless the condition holds."""
+    if not condition:
+        raise InvalidInput(message)
+
+
+def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Refuse a word that is not among the allowed ones, naming all of them."""
+    require(value in allowed, f"{name} is {value!r}; allowed: {', '.join(allowed)}")

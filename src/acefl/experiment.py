@@ -1,0 +1,281 @@
+"""Many runs: compare methods fairly, tune a learning rate.
+
+Every job is described by plain settings and built where it runs, so the same job gives the same numbers in this process,
+in a worker, or on another machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import multiprocessing
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from acefl import tasks
+from acefl.errors import InvalidInput, require
+from acefl.record import FORMAT, Run, machine, whole_directory, write_json
+from acefl.rules import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff, label
+from acefl.search import LearningRateSearch
+from acefl.simulation import simulate
+from acefl.stop import Stop
+from acefl.tasks.base import Task
+from acefl.timing import Scenario
+from acefl.types import RuleSettings
+
+PAPER_METHODS: tuple[RuleSettings, ...] = (ACE(), ACED(tau=300), CA2FL(), FedBuff(), ASGD(), DelayAdaptiveASGD())
+DEFAULT_TASK: Mapping[str, Any] = {"name": "digits", "clients": 100, "alpha": 0.1, "model": "softmax"}
+DEFAULT_SCENARIO = Scenario(clock="event", delay=1.0, spread=30.0, slow="last")
+DEFAULT_STOP = Stop(arrivals=10_000)
+DEFAULT_SEEDS = (0, 1, 2)
+TUNING_SEED = 10_007  # learning rates are chosen on a seed (data split and schedule) that no result is reported on
+
+TaskSource = Mapping[str, Any] | Callable[[int], Task]  # settings, or what builds the task for a seed
+Progress = Callable[[int, int, str], None]  # jobs done, jobs known so far, what was done last
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run to make."""
+
+    task: TaskSource
+    rule: RuleSettings
+    lr: float
+    scenario: Scenario
+    stop: Stop
+    seed: int
+    evaluations: int = 50
+    out: Path | None = None
+
+
+def make(job: Job) -> Run:
+    """Make the run a job describes."""
+    return simulate(
+        build_task(job.task, job.seed),
+        job.rule,
+        lr=job.lr,
+        scenario=job.scenario,
+        stop=job.stop,
+        seed=job.seed,
+        out=job.out,
+        evaluations=job.evaluations,
+    )
+
+
+def build_task(source: TaskSource, seed: int) -> Task:
+    """The task for a seed; one that is described by settings is built once per process."""
+    return source(seed) if callable(source) else _build({**source, "seed": seed})
+
+
+def _build(description: dict[str, Any]) -> Task:
+    return _build_cached(tuple(sorted(description.items())))
+
+
+@lru_cache(maxsize=8)
+def _build_cached(description: tuple[tuple[str, Any], ...]) -> Task:
+    return tasks.build(dict(description))
+
+
+def _score(job: Job) -> float:
+    run = make(job)
+    return math.inf if run.diverged else run.final[build_task(job.task, job.seed).objective]
+
+
+def _save(job: Job) -> float:
+    return make(job).wall_seconds
+
+
+@dataclasses.dataclass
+class _Contender:
+    rule: RuleSettings
+    name: str
+    search: LearningRateSearch | None
+    lr: float = math.nan
+
+
+def compare(
+    task: TaskSource = DEFAULT_TASK,
+    methods: Sequence[RuleSettings] = PAPER_METHODS,
+    *,
+    out: str | os.PathLike[str],
+    scenario: Scenario = DEFAULT_SCENARIO,
+    stop: Stop = DEFAULT_STOP,
+    seeds: Sequence[int] = DEFAULT_SEEDS,
+    lr: float | None = None,
+    lr_centre: float = 0.25,
+    evaluations: int = 50,
+    workers: int | None = None,
+    title: str = "",
+    progress: Progress | None = None,
+) -> Path:
+    """Run every method on every seed, each with its own tuned learning rate (or `lr`), and record it all in `out`.
+
+    The search gives every method the same effort, on a seed that is not reported. Returns the directory, which holds
+    `compare.json`, one run directory per method and seed, and `report.html`.
+    """
+    from acefl import report
+
+    require(bool(methods), "methods is empty; allowed: at least one")
+    require(bool(seeds), "seeds is empty; allowed: at least one")
+    require(TUNING_SEED not in seeds, f"seed {TUNING_SEED} is kept for tuning; use another")
+    names = [label(rule) for rule in methods]
+    for name in names:
+        require(names.count(name) == 1, f"method {name} is given twice")
+    scenario.check(build_task(task, seeds[0]).clients)
+    began = time.perf_counter()
+    with whole_directory(Path(out)) as folder:
+        plan = Job(task, methods[0], math.nan, scenario, stop, TUNING_SEED, evaluations)
+        contenders = [
+            _Contender(rule, name, LearningRateSearch(lr_centre) if lr is None else None, lr or math.nan)
+            for rule, name in zip(methods, names, strict=True)
+        ]
+        _Schedule(plan, contenders, seeds, folder, progress).run(workers)
+        described = dict(task) if not callable(task) else build_task(task, seeds[0]).describe()
+        content = {
+            "format": FORMAT,
+            "title": title or f"{len(methods)} methods on {described.get('name', 'a task')}",
+            "task": described,
+            "scenario": dataclasses.asdict(scenario),
+            "stop": dataclasses.asdict(stop),
+            "seeds": list(seeds),
+            "methods": [_recorded(contender, seeds) for contender in contenders],
+            "command": shlex.join(["acefl", *sys.argv[1:]]) if Path(sys.argv[0]).name == "acefl" else "acefl.compare(...)",
+            "machine": machine(),
+            "wall_seconds": time.perf_counter() - began,
+        }
+        write_json(folder / "compare.json", content)
+        report.build(folder)
+    return Path(out)
+
+
+def _recorded(contender: _Contender, seeds: Sequence[int]) -> dict[str, Any]:
+    tried = sorted(contender.search.scores.items()) if contender.search else []
+    assert dataclasses.is_dataclass(contender.rule) and not isinstance(contender.rule, type)
+    return {
+        "label": contender.name,
+        "method": type(contender.rule).__name__,
+        "rule": dataclasses.asdict(contender.rule),
+        "lr": contender.lr,
+        "tuning": [{"lr": rate, "client_loss": score} for rate, score in tried],
+        "runs": [f"runs/{run_name(contender.name, seed)}" for seed in seeds],
+    }
+
+
+def run_name(name: str, seed: int) -> str:
+    """A directory name for a method and a seed, without characters that shells and browsers trip over."""
+    plain = "".join(c if c.isalnum() or c in "=.-" else "_" for c in name).strip("_")
+    return f"{plain}-seed{seed}"
+
+
+class _Schedule:
+    """Keeps the workers busy: each method's search first, its reported runs as soon as its rate is known."""
+
+    def __init__(
+        self,
+        plan: Job,
+        contenders: Sequence[_Contender],
+        seeds: Sequence[int],
+        folder: Path | None,
+        progress: Progress | None,
+    ) -> None:
+        self._plan, self._contenders, self._seeds, self._folder = plan, contenders, seeds, folder
+        self._progress = progress
+        self._pending: dict[Future[float], tuple[_Contender, float | None, str]] = {}
+        self._done = 0
+
+    def run(self, workers: int | None) -> None:
+        with _executor(self._plan.task, workers) as pool:
+            for contender in self._contenders:
+                self._go_on(pool, contender)
+            try:
+                while self._pending:
+                    finished, _ = wait(self._pending, return_when=FIRST_COMPLETED)
+                    for future in finished:
+                        self._collect(pool, future)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _collect(self, pool: Executor, future: Future[float]) -> None:
+        contender, rate, what = self._pending.pop(future)
+        value = future.result()
+        self._done += 1
+        if rate is not None and contender.search is not None:
+            contender.search.tell(rate, value)
+            self._go_on(pool, contender)
+        if self._progress is not None:
+            self._progress(self._done, self._known(), what)
+
+    def _known(self) -> int:
+        ahead = sum(1 for c in self._contenders if c.search and not c.search.done)
+        return self._done + len(self._pending) + ahead * len(self._seeds)
+
+    def _go_on(self, pool: Executor, contender: _Contender) -> None:
+        plan = dataclasses.replace(self._plan, rule=contender.rule)
+        if contender.search is not None and not contender.search.done:
+            for rate in contender.search.ask():
+                job = dataclasses.replace(plan, lr=rate, evaluations=4)
+                self._pending[pool.submit(_score, job)] = (contender, rate, f"{contender.name}: tried lr {rate:.3g}")
+            if not contender.search.done:
+                return
+        if contender.search is not None:
+            contender.lr = contender.search.best
+        if self._folder is None:
+            return
+        for seed in self._seeds:
+            out = self._folder / "runs" / run_name(contender.name, seed)
+            job = dataclasses.replace(plan, lr=contender.lr, seed=seed, out=out)
+            self._pending[pool.submit(_save, job)] = (contender, None, f"{contender.name}: seed {seed} done")
+
+
+def tune(
+    task: TaskSource = DEFAULT_TASK,
+    rule: RuleSettings = PAPER_METHODS[0],
+    *,
+    scenario: Scenario = DEFAULT_SCENARIO,
+    stop: Stop = DEFAULT_STOP,
+    lr_centre: float = 0.25,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> LearningRateSearch:
+    """The learning-rate search of `compare` for one method: its best rate and every rate tried."""
+    scenario.check(build_task(task, TUNING_SEED).clients)
+    contender = _Contender(rule, label(rule), LearningRateSearch(lr_centre))
+    plan = Job(task, rule, math.nan, scenario, stop, TUNING_SEED)
+    _Schedule(plan, [contender], (), None, progress).run(workers)
+    assert contender.search is not None
+    return contender.search
+
+
+class _Here(Executor):
+    """Runs jobs in this process: for one worker, and for tasks that only exist here."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+def _executor(task: TaskSource, workers: int | None) -> Executor:
+    count = min(os.cpu_count() or 1, 8) if workers is None else workers
+    if count < 1:
+        raise InvalidInput(f"workers is {workers}; allowed: at least 1")
+    if count == 1 or callable(task):
+        return _Here()
+    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=_quiet_worker)
+
+
+def _quiet_worker() -> None:
+    """Workers share the cores by processes, not by threads within one."""
+    torch.set_num_threads(1)
+
+

@@ -1,0 +1,1 @@
+"""Where arrivals come from: virtual time, a script, or real clients."""

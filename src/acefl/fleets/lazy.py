@@ -1,0 +1,65 @@
+"""Work that is computed late and together.
+
+When a task will finish never depends on what it computes. So a dispatched task only remembers its model; the first
+arrival whose update is missing makes all waiting tasks be computed in one batched call.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from acefl.tasks.base import Task
+from acefl.types import State, Vector
+
+_COPY_ROWS_ABOVE = 16_384  # elements: a small row may keep its whole batch alive, a large one is copied out of it
+
+
+class LazyWork:
+    """The tasks in flight: models kept once per version until computed, updates until taken."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._models: dict[int, Vector] = {}
+        self._waiting: dict[int, tuple[int, int, int]] = {}  # task id -> (model version, client, key)
+        self._done: dict[int, Vector] = {}
+
+    def add(self, task_id: int, client: int, key: int, model: Vector, version: int) -> None:
+        if version not in self._models:
+            self._models[version] = model.clone()
+        self._waiting[task_id] = (version, client, key)
+
+    def take(self, task_id: int) -> Vector:
+        """The task's update; computes everything that is waiting if it is not there yet."""
+        if task_id not in self._done:
+            self._compute()
+        return self._done.pop(task_id)
+
+    def drop(self, task_id: int) -> None:
+        """Nobody will ask for this one."""
+        self._waiting.pop(task_id, None)
+        self._done.pop(task_id, None)
+
+    def _compute(self) -> None:
+        waiting = list(self._waiting.items())
+        limit = self._task.batch_limit
+        for start in range(0, len(waiting), limit):
+            part = waiting[start : start + limit]
+            models = torch.stack([self._models[version] for _, (version, _, _) in part])
+            updates = self._task.updates(models, [client for _, (_, client, _) in part], [k for _, (_, _, k) in part])
+            copy = updates.shape[1] > _COPY_ROWS_ABOVE and len(part) > 1
+            for (task_id, _), update in zip(part, updates.unbind(0), strict=True):
+                self._done[task_id] = update.clone() if copy else update
+        self._waiting.clear()
+        self._models.clear()
+
+    def state_dict(self) -> State:
+        return {
+            "models": {str(version): model.clone() for version, model in self._models.items()},
+            "waiting": [[task_id, *what] for task_id, what in self._waiting.items()],
+            "done": {str(task_id): update.clone() for task_id, update in self._done.items()},
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self._models = {int(version): model for version, model in state["models"].items()}
+        self._waiting = {task_id: (version, client, key) for task_id, version, client, key in state["waiting"]}
+        self._done = {int(task_id): update for task_id, update in state["done"].items()}

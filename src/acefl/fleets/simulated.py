@@ -1,0 +1,197 @@
+"""Clients in virtual time: the `event`, `tick` and `sampled` clocks."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from bisect import bisect
+from collections.abc import Iterable, Sequence
+
+from acefl import keyed
+from acefl.errors import NothingInFlight
+from acefl.fleets.lazy import LazyWork
+from acefl.rules.ace import ClientMemory
+from acefl.tasks.base import Task
+from acefl.timing import Durations, Scenario
+from acefl.types import Arrival, Lost, State, Vector
+
+_WORK_STREAM, _IDLE_STREAM, _SAMPLE_STREAM = 11, 12, 13
+
+
+def simulated_fleet(task: Task, scenario: Scenario, seed: int, *, differences: bool = False) -> SimulatedFleet:
+    """The fleet for the scenario's clock; `differences` makes clients send the change since their last gradient."""
+    scenario.check(task.clients)
+    kind = SampledFleet if scenario.clock == "sampled" else SimulatedFleet
+    return kind(task, scenario, seed, ClientMemory() if differences else None)
+
+
+class SimulatedFleet:
+    """A heap of tasks by finishing time. Ties break by sequence number, not by client."""
+
+    def __init__(self, task: Task, scenario: Scenario, seed: int, memory: ClientMemory | None) -> None:
+        self.durations = Durations(scenario, task.clients, seed)
+        self.now = 0.0
+        self._seed = seed
+        self._ticks = scenario.clock == "tick"
+        self._slots = scenario.busy(task.clients)
+        self._all_busy = self._slots == task.clients
+        self._work = LazyWork(task)
+        self._memory = memory
+        self._heap: list[tuple[float, int, int, int]] = []  # (when, task id, client, model version)
+        self._new = list(range(task.clients))  # never sent anything
+        self._idle: list[int] = []  # back from work
+        self._parked: list[int] = []  # dropped out while not at work
+        self._visits = [0] * task.clients
+        self._gone: set[int] = set()
+        self._version = 0
+        self._tasks = 0
+
+    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> None:
+        self._version = version
+        pools = (self._new,) if newcomers_only else (self._new, self._idle)
+        if self._all_busy:
+            for pool in pools:
+                for client in pool:
+                    self._start(client, model, version)
+                pool.clear()
+            return
+        while len(self._heap) < self._slots and any(pools):
+            self._start(self._draw(pools), model, version)
+
+    def _draw(self, pools: Sequence[list[int]]) -> int:
+        """A keyed uniform choice: whoever has just finished has the same chance as the others to go next."""
+        index = keyed.key(self._seed, _IDLE_STREAM, self._tasks) % sum(len(pool) for pool in pools)
+        pool = pools[0] if index < len(pools[0]) else pools[1]
+        index -= 0 if pool is pools[0] else len(pools[0])
+        pool[index], pool[-1] = pool[-1], pool[index]
+        return pool.pop()
+
+    def _start(self, client: int, model: Vector, version: int) -> None:
+        visit, task_id = self._visits[client], self._tasks
+        self._visits[client] += 1
+        self._tasks += 1
+        when = self.now + self.durations.of(client, visit)
+        heapq.heappush(self._heap, (when, task_id, client, version))
+        self._work.add(task_id, client, keyed.key(self._seed, _WORK_STREAM, client, visit), model, version)
+
+    def next(self) -> list[Arrival | Lost]:
+        if not self._heap:
+            raise NothingInFlight(f"at time {self.now:g} no client is at work: {len(self._gone)} have dropped out")
+        if not self._ticks:
+            return [self._finish()]
+        self.now = max(self.now + 1.0, float(math.ceil(self._heap[0][0])))
+        end, arrived = self.now, []
+        while self._heap and self._heap[0][0] <= end:
+            arrived.append(self._finish())
+        self.now = end
+        return arrived
+
+    def _finish(self) -> Arrival | Lost:
+        when, task_id, client, trained_on = heapq.heappop(self._heap)
+        self.now = when
+        if client in self._gone:
+            self._parked.append(client)
+            self._work.drop(task_id)
+            return Lost(client, task_id)
+        self._idle.append(client)
+        update = self._work.take(task_id)
+        if self._memory is not None:
+            update = self._memory.difference(client, update)
+        return Arrival(client, update, trained_on, self._version, task_id)
+
+    def drop(self, clients: Iterable[int]) -> None:
+        """These clients are gone: what they are working on is lost, and they get no more work until they rejoin."""
+        self._gone.update(clients)
+        for pool in (self._new, self._idle):
+            self._parked.extend(client for client in pool if client in self._gone)
+            pool[:] = [client for client in pool if client not in self._gone]
+
+    def rejoin(self, clients: Iterable[int]) -> None:
+        """These clients are back and may be sent work again."""
+        self._gone.difference_update(clients)
+        self._idle.extend(client for client in self._parked if client not in self._gone)
+        self._parked = [client for client in self._parked if client in self._gone]
+
+    def state_dict(self) -> State:
+        return {
+            "now": self.now,
+            "heap": [list(entry) for entry in self._heap],
+            "new": list(self._new),
+            "idle": list(self._idle),
+            "parked": list(self._parked),
+            "visits": list(self._visits),
+            "gone": sorted(self._gone),
+            "version": self._version,
+            "tasks": self._tasks,
+            "work": self._work.state_dict(),
+            "memory": self._memory.state_dict() if self._memory is not None else {},
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.now = float(state["now"])
+        self._heap = [(float(when), int(t), int(client), int(version)) for when, t, client, version in state["heap"]]
+        self._new, self._idle, self._parked = list(state["new"]), list(state["idle"]), list(state["parked"])
+        self._visits = list(state["visits"])
+        self._gone = set(state["gone"])
+        self._version, self._tasks = int(state["version"]), int(state["tasks"])
+        self._work.load_state_dict(state["work"])
+        if self._memory is not None:
+            self._memory.load_state_dict(state["memory"])
+
+
+class SampledFleet(SimulatedFleet):
+    """No queue of work: each arrival is a client drawn at random, on a model as old as the delay law says.
+
+    A client is drawn in proportion to its speed. Its staleness is its task's duration in model versions, at most the
+    number of versions kept, which the law exceeds once in a thousand draws.
+    """
+
+    def __init__(self, task: Task, scenario: Scenario, seed: int, memory: ClientMemory | None) -> None:
+        super().__init__(task, scenario, seed, memory)
+        self._odds = list(itertools.accumulate(1.0 / mean for mean in self.durations.mean))
+        self._history: dict[int, Vector] = {}
+        oldest = sorted(self.durations.of(c, -1 - k) for c in range(task.clients) for k in range(1000 // task.clients + 1))
+        self._kept = int(oldest[-1 - len(oldest) // 1000]) + 1
+
+    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> None:
+        if version not in self._history:
+            self._history[version] = model.clone()
+            self._history.pop(version - self._kept, None)
+        self._version = version
+        self._newcomers_only = newcomers_only
+
+    def next(self) -> list[Arrival | Lost]:
+        self.now += 1.0
+        task_id = self._tasks
+        client = self._sample(task_id)
+        visit = self._visits[client]
+        age = int(self.durations.of(client, visit))
+        trained_on = max(self._version - age, min(self._history))
+        self._visits[client] += 1
+        self._tasks += 1
+        key = keyed.key(self._seed, _WORK_STREAM, client, visit)
+        self._work.add(task_id, client, key, self._history[trained_on], trained_on)
+        update = self._work.take(task_id)
+        if self._memory is not None:
+            update = self._memory.difference(client, update)
+        return [Arrival(client, update, trained_on, self._version, task_id)]
+
+    def _sample(self, task_id: int) -> int:
+        if self._newcomers_only:
+            return next(c for c, visits in enumerate(self._visits) if not visits and c not in self._gone)
+        for attempt in itertools.count():
+            u = keyed.uniform(keyed.key(self._seed, _SAMPLE_STREAM, task_id, attempt))
+            client = bisect(self._odds, u * self._odds[-1])
+            if client not in self._gone:
+                return client
+        raise AssertionError("unreachable")
+
+    def state_dict(self) -> State:
+        history = {str(version): model.clone() for version, model in self._history.items()}
+        return {**super().state_dict(), "history": history, "newcomers_only": self._newcomers_only}
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self._history = {int(version): model for version, model in state["history"].items()}
+        self._newcomers_only = bool(state["newcomers_only"])

@@ -1,0 +1,76 @@
+"""Randomness by key, never from a shared stream.
+
+What client 7 draws on its third visit is a pure function of (seed, 7, 3): it does not depend on how many other clients
+were served before, on the batch size, or on the number of workers. The generator is SplitMix64's finaliser, once in
+plain Python for the few numbers a dispatch needs and once in torch for the many a minibatch needs; both give the same
+bits on every device.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 64) if x >= 1 << 63 else x
+
+
+_MUL_A, _MUL_B = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_MUL_A_SIGNED, _MUL_B_SIGNED, _GOLDEN_SIGNED = _signed(_MUL_A), _signed(_MUL_B), _signed(_GOLDEN)
+
+
+def key(*parts: int) -> int:
+    """A 64-bit key for a tuple of integers, well mixed in every part."""
+    x = 0
+    for part in parts:
+        x = ((x ^ part) + _GOLDEN) & _MASK
+        x = ((x ^ (x >> 30)) * _MUL_A) & _MASK
+        x = ((x ^ (x >> 27)) * _MUL_B) & _MASK
+        x ^= x >> 31
+    return x
+
+
+def uniform(key_: int) -> float:
+    """A float in the open interval (0, 1) from a key."""
+    return ((key_ >> 11) + 0.5) * 2.0**-53
+
+
+def bits(keys: list[int], count: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """For each key, `count` independent 63-bit non-negative integers: shape (len(keys), count)."""
+    start = torch.tensor([_signed(k) for k in keys], dtype=torch.int64, device=device).unsqueeze(1)
+    x = start + torch.arange(1, count + 1, dtype=torch.int64, device=device) * _GOLDEN_SIGNED
+    x = (x ^ _shift(x, 30)) * _MUL_A_SIGNED
+    x = (x ^ _shift(x, 27)) * _MUL_B_SIGNED
+    return (x ^ _shift(x, 31)) & 0x7FFFFFFFFFFFFFFF
+
+
+def _shift(x: torch.Tensor, by: int) -> torch.Tensor:
+    """Logical right shift: torch's is arithmetic, so the sign bits that come in are masked away."""
+    return (x >> by) & ((1 << (64 - by)) - 1)
+
+
+def normal(keys: list[int], count: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """For each key, `count` independent standard normal float32 numbers (Box and Muller)."""
+    half = (count + 1) // 2
+    u = (bits(keys, 2 * half, device) >> 10).to(torch.float64).add_(0.5).mul_(2.0**-53)
+    radius = u[:, :half].log().mul_(-2.0).sqrt_()
+    angle = u[:, half:].mul(2.0 * math.pi)
+    return torch.cat((radius * angle.cos(), radius * angle.sin()), dim=1)[:, :count].to(torch.float32)
+
+
+def choose(keys: list[int], count: int, sizes: torch.Tensor) -> torch.Tensor:
+    """For each key, `count` draws with replacement from range(size): shape (len(keys), count).
+
+    The remainder's bias is below size / 2**63.
+    """
+    return bits(keys, count, sizes.device) % sizes.unsqueeze(1)
+
+
+def generator(*parts: int) -> torch.Generator:
+    """A CPU generator seeded by a key, for code that wants torch's own samplers."""
+    return torch.Generator().manual_seed(key(*parts) >> 1)

@@ -1,0 +1,228 @@
+"""What a run writes, and how it is read again.
+
+A run directory holds `config.json`, `metrics.jsonl` (one line per evaluation), `events.parquet` (one row per arrival),
+`clients.parquet` (one row per client), `summary.json` and `model.safetensors`. Reports read these files and nothing
+else; loading never executes code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import platform
+import shutil
+import tempfile
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from acefl.errors import InvalidInput
+from acefl.types import Arrival, Vector
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMAT = 1
+
+
+class Events:
+    """One row per arrival, as columns that grow without boxing."""
+
+    def __init__(self) -> None:
+        self.time = array("d")
+        self.client = array("q")
+        self.trained_on = array("q")
+        self.version = array("q")
+        self.reasons: dict[int, str] = {}  # row -> why it was refused
+
+    def add(self, time: float, arrival: Arrival, reason: str) -> None:
+        if reason:
+            self.reasons[len(self.time)] = reason
+        self.time.append(time)
+        self.client.append(arrival.client)
+        self.trained_on.append(arrival.trained_on)
+        self.version.append(arrival.version)
+
+    def frame(self) -> pd.DataFrame:
+        import pandas as pd
+
+        reason = [self.reasons.get(row, "") for row in range(len(self.time))]
+        return pd.DataFrame(
+            {
+                "time": self.time,
+                "client": self.client,
+                "trained_on": self.trained_on,
+                "version": self.version,
+                "accepted": [not r for r in reason],
+                "reason": reason,
+            }
+        )
+
+
+@dataclass
+class Run:
+    """A finished run: numbers to look at, and everything a report needs."""
+
+    config: dict[str, Any]
+    metrics: list[dict[str, float]]
+    model: Vector
+    steps: int
+    arrivals: int
+    time: float
+    participation: list[int]
+    clients: list[dict[str, float]]  # per client: mean_time, samples, participation, final accuracy and loss
+    events: pd.DataFrame
+    refused: dict[str, int] = field(default_factory=dict)
+    wall_seconds: float = 0.0
+    diverged: bool = False
+
+    @property
+    def final(self) -> dict[str, float]:
+        """The metrics of the last evaluation."""
+        return {name: value for name, value in self.metrics[-1].items() if name not in ("step", "arrival", "time")}
+
+    @cached_property
+    def history(self) -> pd.DataFrame:
+        """One row per evaluation: step, arrival, time and the metrics."""
+        import pandas as pd
+
+        return pd.DataFrame(self.metrics)
+
+    def save(self, directory: str | os.PathLike[str]) -> Path:
+        """Write the run directory: all of it, or nothing."""
+        import pandas as pd
+        from safetensors.torch import save_file
+
+        with whole_directory(Path(directory)) as into:
+            write_json(into / "config.json", self.config)
+            lines = [json.dumps(_plain(row), allow_nan=False) for row in self.metrics]
+            (into / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+            self.events.to_parquet(into / "events.parquet", index=False)
+            pd.DataFrame(self.clients).to_parquet(into / "clients.parquet", index=False)
+            summary = {
+                "final": self.final,
+                "steps": self.steps,
+                "arrivals": self.arrivals,
+                "uploads": len(self.events),
+                "time": self.time,
+                "wall_seconds": self.wall_seconds,
+                "diverged": self.diverged,
+                "refused": self.refused,
+            }
+            write_json(into / "summary.json", summary)
+            save_file({"model": self.model.cpu().contiguous()}, into / "model.safetensors")
+        return Path(directory)
+
+
+def load(directory: str | os.PathLike[str]) -> Run:
+    """Read a run directory back."""
+    import pandas as pd
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    folder = Path(directory)
+    config, summary = read_json(folder / "config.json"), read_json(folder / "summary.json")
+    if config.get("format") != FORMAT:
+        raise InvalidInput(f"{folder / 'config.json'} has format {config.get('format')!r}; this acefl reads {FORMAT}")
+    try:
+        metrics = [_numbers(json.loads(line)) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+        events = pd.read_parquet(folder / "events.parquet")
+        clients = pd.read_parquet(folder / "clients.parquet")
+        model = load_file(folder / "model.safetensors")["model"]
+        return Run(
+            config=config,
+            metrics=metrics,
+            model=model,
+            steps=int(summary["steps"]),
+            arrivals=int(summary["arrivals"]),
+            time=float(summary["time"]),
+            participation=[int(count) for count in clients["participation"]],
+            clients=clients.to_dict("records"),
+            events=events,
+            refused=dict(summary["refused"]),
+            wall_seconds=float(summary["wall_seconds"]),
+            diverged=bool(summary["diverged"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise InvalidInput(f"{folder} is not a complete run directory: {error}") from None
+
+
+@contextlib.contextmanager
+def whole_directory(target: Path) -> Iterator[Path]:
+    """A directory that appears at `target` complete or not at all; a run that is already there is replaced."""
+    if target.exists() and not (target.is_dir() and _is_ours(target)):
+        raise InvalidInput(f"{target} exists and is not an acefl record; allowed: a new or empty directory")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        yield beside
+        beside.chmod(0o755)
+        if target.exists():
+            shutil.rmtree(target)
+        beside.rename(target)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+
+
+def _is_ours(directory: Path) -> bool:
+    names = {entry.name for entry in directory.iterdir()}
+    return not names or bool(names & {"config.json", "compare.json"})
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(_plain(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file, or one clear line."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"cannot read {path}: {error}") from None
+    if not isinstance(content, dict):
+        raise InvalidInput(f"{path} does not hold a JSON object")
+    return content
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become null."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def _numbers(row: dict[str, Any]) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in row.items()}
+
+
+def machine() -> dict[str, Any]:
+    """What ran it."""
+    import acefl
+
+    cpu = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+        cpu = models[0].partition(":")[2].strip() if models else cpu
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count() or 1,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "acefl": acefl.__version__,
+    }

@@ -1,0 +1,231 @@
+"""ACE: step on the mean of every client's latest update, at each arrival.
+
+Whoever arrives, everybody counts: no client's data weighs more because its hardware is faster, so the participation bias
+(the paper's term B) is zero by construction.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from acefl.errors import one_of
+from acefl.rules.settings import WARMUPS, WEIGHTS, check_table, client_weights, empty_vector
+from acefl.table import Accumulator, Table
+from acefl.types import Arrival, Rule, State, Vector
+
+VARIANTS = ("direct", "incremental", "client-held")
+
+
+@dataclass(frozen=True)
+class ACE:
+    """All-Client Engagement.
+
+    `direct` is Algorithm 1 as printed, O(n d) per arrival, and the oracle of the other two. `incremental` keeps the
+    table and a running sum, O(d) per arrival. `client-held` keeps no table: each client remembers its last gradient and
+    sends the difference. `warmup="wait"` makes no step until all clients have reported once (Algorithm 1);
+    `warmup="seen"` steps from the first arrival on, over the clients seen so far.
+    """
+
+    variant: str = "incremental"
+    table: str = "fp32"
+    home: str | os.PathLike[str] = "memory"
+    weights: str = "uniform"
+    warmup: str = "wait"
+
+    def __post_init__(self) -> None:
+        one_of("variant", self.variant, VARIANTS)
+        check_table(self.table, self.home)
+        one_of("weights", self.weights, WEIGHTS)
+        one_of("warmup", self.warmup, WARMUPS)
+
+    @property
+    def sends_differences(self) -> bool:
+        """Whether clients send the change since their last gradient instead of the gradient."""
+        return self.variant == "client-held"
+
+    def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
+        weights = client_weights(self.weights, clients, samples)
+        if self.variant == "incremental":
+            table = Table(clients, like, encoding=self.table, home=self.home)
+            return IncrementalACE(weights, like, table, wait=self.warmup == "wait")
+        if self.variant == "direct":
+            return DirectACE(weights, like, wait=self.warmup == "wait")
+        return ClientHeldACE(weights, like, wait=self.warmup == "wait")
+
+
+class _AllClients:
+    """Who has reported, and whether the first round is over: the same for all three variants."""
+
+    def __init__(self, weights: list[float], like: Vector, *, wait: bool) -> None:
+        self._weights = weights
+        self._wait = wait
+        self._seen: set[int] = set()
+        self._gone: set[int] = set()
+        self._seen_weight = 0.0
+        self._direction = empty_vector(like)
+
+    @property
+    def warming(self) -> bool:
+        """True while nobody may get a second model because some client has not reported its first gradient."""
+        return self._wait and len(self._seen) + len(self._gone) < len(self._weights)
+
+    def _see(self, client: int) -> None:
+        if client not in self._seen:
+            self._gone.discard(client)
+            self._seen.add(client)
+            self._seen_weight += self._weights[client]
+
+    def grow(self, clients: int, weight: float = 1.0) -> None:
+        """Make room for clients that were unknown at the start. They are not waited for: the model steps without them."""
+        newcomers = range(len(self._weights), clients)
+        self._gone.update(newcomers)
+        self._weights.extend(weight for _ in newcomers)
+
+    def forget(self, client: int) -> None:
+        """The client has left for good: its update no longer counts, and nobody waits for it."""
+        if client in self._seen:
+            self._drop(client)
+            self._seen.remove(client)
+            self._seen_weight = sum(self._weights[c] for c in sorted(self._seen))
+        self._gone.add(client)
+
+    def _drop(self, client: int) -> None:
+        raise NotImplementedError
+
+    def state_dict(self) -> State:
+        return {"seen": sorted(self._seen), "gone": sorted(self._gone), "weights": list(self._weights)}
+
+    def load_state_dict(self, state: State) -> None:
+        self._seen, self._gone = set(state["seen"]), set(state["gone"])
+        self._weights = [float(w) for w in state["weights"]]
+        self._seen_weight = sum(self._weights[c] for c in sorted(self._seen))
+
+
+class IncrementalACE(_AllClients):
+    """The table and a running sum: what an arrival costs does not depend on the number of clients."""
+
+    def __init__(self, weights: list[float], like: Vector, table: Table, *, wait: bool) -> None:
+        super().__init__(weights, like, wait=wait)
+        self.table = table
+        self._total = Accumulator(like)
+
+    def absorb(self, arrival: Arrival) -> bool:
+        self._see(arrival.client)
+        self.table.exchange(arrival.client, arrival.update, self._total, self._weights[arrival.client])
+        return not self.warming
+
+    def advance(self, arrival: Arrival, model: Vector, lr: float) -> bool:
+        """`absorb` and the plain step `model -= lr * direction` in one pass over memory; False if no step was due."""
+        self._see(arrival.client)
+        weight = self._weights[arrival.client]
+        if self.warming:
+            self.table.exchange(arrival.client, arrival.update, self._total, weight)
+            return False
+        self.table.exchange_and_step(
+            arrival.client, arrival.update, self._total, weight, model, lr / self._seen_weight
+        )
+        return True
+
+    def direction(self) -> Vector:
+        return torch.mul(self._total.value, 1.0 / self._seen_weight, out=self._direction)
+
+    def grow(self, clients: int, weight: float = 1.0) -> None:
+        super().grow(clients, weight)
+        self.table.grow(clients)
+
+    def _drop(self, client: int) -> None:
+        self.table.add_row(client, self._total, -self._weights[client])
+        self.table.forget(client)
+
+    def state_dict(self) -> State:
+        return {**super().state_dict(), "table": self.table.state_dict(), "total": self._total.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self.table.load_state_dict(state["table"])
+        self._total.load_state_dict(state["total"])
+
+
+class DirectACE(_AllClients):
+    """Algorithm 1 as printed: average all rows again at every arrival. Slow on purpose; the others must agree with it."""
+
+    def __init__(self, weights: list[float], like: Vector, *, wait: bool) -> None:
+        super().__init__(weights, like, wait=wait)
+        self._rows = torch.zeros(len(weights), like.numel(), dtype=torch.float32, device=like.device)
+
+    def absorb(self, arrival: Arrival) -> bool:
+        self._see(arrival.client)
+        self._rows[arrival.client] = arrival.update
+        return not self.warming
+
+    def direction(self) -> Vector:
+        weights = torch.zeros(len(self._weights), dtype=torch.float32)
+        for client in self._seen:
+            weights[client] = self._weights[client]
+        torch.mv(self._rows.T, (weights / weights.sum()).to(self._rows.device), out=self._direction)
+        return self._direction
+
+    def grow(self, clients: int, weight: float = 1.0) -> None:
+        added = clients - len(self._weights)
+        super().grow(clients, weight)
+        self._rows = torch.cat((self._rows, self._rows.new_zeros(added, self._rows.shape[1])))
+
+    def _drop(self, client: int) -> None:
+        self._rows[client] = 0.0
+
+    def state_dict(self) -> State:
+        return {**super().state_dict(), "rows": self._rows.clone()}
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self._rows = state["rows"].to(self._direction.device).clone()
+
+
+class ClientHeldACE(_AllClients):
+    """The paper's incremental algorithm: clients send differences, the server keeps only their running sum, O(d)."""
+
+    def __init__(self, weights: list[float], like: Vector, *, wait: bool) -> None:
+        super().__init__(weights, like, wait=wait)
+        self._total = torch.zeros_like(like, dtype=torch.float64)
+
+    def absorb(self, arrival: Arrival) -> bool:
+        self._see(arrival.client)
+        self._total.add_(arrival.update, alpha=self._weights[arrival.client])
+        return not self.warming
+
+    def direction(self) -> Vector:
+        return self._direction.copy_(self._total).mul_(1.0 / self._seen_weight)
+
+    def forget(self, client: int) -> None:
+        """Without a table the server cannot subtract what a client contributed, so its last gradient stays in the sum."""
+        if client not in self._seen:
+            self._gone.add(client)
+
+    def state_dict(self) -> State:
+        return {**super().state_dict(), "total": self._total.clone()}
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self._total.copy_(state["total"])
+
+
+class ClientMemory:
+    """The clients' side of `client-held`: remembers each client's last gradient and turns the next into a difference."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, Vector] = {}
+
+    def difference(self, client: int, gradient: Vector) -> Vector:
+        last = self._last.get(client)
+        self._last[client] = gradient.clone()
+        return gradient if last is None else gradient - last
+
+    def state_dict(self) -> State:
+        return {str(client): last.clone() for client, last in self._last.items()}
+
+    def load_state_dict(self, state: State) -> None:
+        self._last = {int(client): last.clone() for client, last in state.items()}

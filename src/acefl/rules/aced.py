@@ -1,0 +1,180 @@
+"""ACED: ACE without the clients whose information is too old.
+
+The paper sums over the whole active set at each step, O(n_t d). Clients leave the active set in the order of their
+dispatch, so a running sum and a heap ordered by dispatch give the same vector in O(d) per arrival.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from acefl.errors import one_of
+from acefl.rules.settings import WARMUPS, WEIGHTS, check_count, check_table, client_weights, empty_vector
+from acefl.table import Accumulator, Table
+from acefl.types import Arrival, Rule, State, Vector
+
+FRESHNESS = ("dispatch", "model")
+_NEVER = -1
+
+
+@dataclass(frozen=True)
+class ACED:
+    """All-Client Engagement, Delay-aware: the mean over A(t), the clients that are fresh enough at step t.
+
+    `freshness="dispatch"` is the algorithm line by line: a client counts until `tau` steps after it was last sent a
+    model, and the arriving client's clock is reset only after the step it triggers. `freshness="model"` is the paper's
+    notation table: a row counts while the model it was computed on is at most `tau` steps old.
+    """
+
+    tau: int = 50  # the paper's tau_algo, in server steps
+    freshness: str = "dispatch"
+    table: str = "fp32"
+    home: str | os.PathLike[str] = "memory"
+    weights: str = "uniform"
+    warmup: str = "wait"
+
+    def __post_init__(self) -> None:
+        check_count("tau", self.tau)
+        one_of("freshness", self.freshness, FRESHNESS)
+        check_table(self.table, self.home)
+        one_of("weights", self.weights, WEIGHTS)
+        one_of("warmup", self.warmup, WARMUPS)
+
+    def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
+        table = Table(clients, like, encoding=self.table, home=self.home)
+        return ActiveSetRule(self, client_weights(self.weights, clients, samples), like, table)
+
+
+class ActiveSetRule:
+    def __init__(self, settings: ACED, weights: list[float], like: Vector, table: Table) -> None:
+        self.tau = settings.tau
+        self._restarts_on_dispatch = settings.freshness == "dispatch"
+        self._wait = settings.warmup == "wait"
+        self._weights = weights
+        self.table = table
+        self._total = Accumulator(like)
+        self._direction = empty_vector(like)
+        self._start = [_NEVER] * len(weights)  # the paper's t_start
+        self._active: set[int] = set()
+        self._active_weight = 0.0
+        self._queue: list[tuple[int, int]] = []  # (start, client); an entry whose start is outdated is skipped
+        self._restarting: list[tuple[int, int]] = []  # (version, client): arrivals whose next dispatch is version + 1
+        self._seen: set[int] = set()
+        self._gone: set[int] = set()
+
+    @property
+    def warming(self) -> bool:
+        """True while nobody may get a second model because some client has not reported its first gradient."""
+        return self._wait and len(self._seen) + len(self._gone) < len(self._weights)
+
+    @property
+    def active(self) -> frozenset[int]:
+        """A(t): the clients whose rows make up the direction."""
+        return frozenset(self._active)
+
+    def absorb(self, arrival: Arrival) -> bool:
+        client, now = arrival.client, arrival.version
+        self._restart_dispatched(now)
+        self._expire(now)
+        self._gone.discard(client)
+        self._seen.add(client)
+        fresh = now - arrival.trained_on <= self.tau
+        if client in self._active and not fresh:
+            self._leave(client)
+        if client in self._active:
+            self.table.exchange(client, arrival.update, self._total, self._weights[client])
+        else:
+            self.table.exchange(client, arrival.update, self._total, 0.0)
+            if fresh:
+                self._join(client)
+        self._set_start(client, arrival.trained_on)
+        if self._restarts_on_dispatch:
+            self._restarting.append((now, client))
+        return not self.warming
+
+    def direction(self) -> Vector:
+        if not self._active:
+            return self._direction.zero_()
+        return torch.mul(self._total.value, 1.0 / self._active_weight, out=self._direction)
+
+    def forget(self, client: int) -> None:
+        """The client has left for good: its row no longer counts, and nobody waits for it."""
+        if client in self._active:
+            self._leave(client)
+        if client in self._seen:
+            self.table.forget(client)
+            self._seen.remove(client)
+        self._start[client] = _NEVER
+        self._restarting = [entry for entry in self._restarting if entry[1] != client]
+        self._gone.add(client)
+
+    def grow(self, clients: int, weight: float = 1.0) -> None:
+        """Make room for clients that were unknown at the start. They are not waited for: the model steps without them."""
+        newcomers = range(len(self._weights), clients)
+        self._gone.update(newcomers)
+        self._weights.extend(weight for _ in newcomers)
+        self._start.extend(_NEVER for _ in newcomers)
+        self.table.grow(clients)
+
+    def _restart_dispatched(self, now: int) -> None:
+        """After the step an arrival triggered, its client is sent the new model: its clock starts again and it counts."""
+        waiting = self._restarting
+        while waiting and waiting[0][0] < now:
+            version, client = waiting.pop(0)
+            self._set_start(client, version + 1)
+            if client not in self._active:
+                self._join(client)
+
+    def _expire(self, now: int) -> None:
+        queue = self._queue
+        while queue and queue[0][0] + self.tau < now:
+            start, client = heapq.heappop(queue)
+            if self._start[client] == start and client in self._active:
+                self._leave(client)
+
+    def _set_start(self, client: int, start: int) -> None:
+        if self._start[client] != start:
+            self._start[client] = start
+            heapq.heappush(self._queue, (start, client))
+
+    def _join(self, client: int) -> None:
+        self.table.add_row(client, self._total, self._weights[client])
+        self._active.add(client)
+        self._active_weight += self._weights[client]
+
+    def _leave(self, client: int) -> None:
+        self.table.add_row(client, self._total, -self._weights[client])
+        self._active.remove(client)
+        self._active_weight -= self._weights[client]
+        if not self._active:
+            self._total.zero_()
+            self._active_weight = 0.0
+
+    def state_dict(self) -> State:
+        return {
+            "start": list(self._start),
+            "active": sorted(self._active),
+            "active_weight": self._active_weight,
+            "queue": [list(entry) for entry in self._queue],
+            "restarting": [list(entry) for entry in self._restarting],
+            "seen": sorted(self._seen),
+            "gone": sorted(self._gone),
+            "weights": list(self._weights),
+            "table": self.table.state_dict(),
+            "total": self._total.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self._start = [int(start) for start in state["start"]]
+        self._active, self._seen, self._gone = set(state["active"]), set(state["seen"]), set(state["gone"])
+        self._active_weight = float(state["active_weight"])
+        self._queue = [(int(start), int(client)) for start, client in state["queue"]]
+        self._restarting = [(int(version), int(client)) for version, client in state["restarting"]]
+        self._weights = [float(w) for w in state["weights"]]
+        self.table.load_state_dict(state["table"])
+        self._total.load_state_dict(state["total"])

@@ -1,0 +1,97 @@
+"""CA²FL (Wang et al. 2024): a buffer like FedBuff's, calibrated by a cache of every client's last update."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from acefl.rules.settings import check_count, check_table, empty_vector
+from acefl.table import Accumulator, Table
+from acefl.types import Arrival, Rule, State, Vector
+
+
+@dataclass(frozen=True)
+class CA2FL:
+    """Steps on h + Δ / |S| once `buffer` updates are in.
+
+    h is the mean over all clients of their cached updates when the buffer was last emptied, Δ the sum of what each
+    client in the buffer changed since, S the distinct clients in it. A client's cache is replaced at once, so a client
+    that arrives twice in one buffer contributes its latest change once.
+    """
+
+    buffer: int = 10  # the paper's M
+    table: str = "fp32"
+    home: str | os.PathLike[str] = "memory"
+
+    def __post_init__(self) -> None:
+        check_count("buffer", self.buffer)
+        check_table(self.table, self.home)
+
+    def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
+        return CalibratedBufferRule(clients, like, self.buffer, Table(clients, like, encoding=self.table, home=self.home))
+
+
+class CalibratedBufferRule:
+    def __init__(self, clients: int, like: Vector, buffer: int, table: Table) -> None:
+        self._clients = clients
+        self._buffer = buffer
+        self.table = table
+        self._total = Accumulator(like)  # sum over clients of their cached updates
+        self._before = empty_vector(like)  # the same when the buffer was last emptied: h times the number of clients
+        self._direction = empty_vector(like)
+        self._in_buffer: set[int] = set()  # S
+        self._count = 0
+        self._taken = False
+
+    def absorb(self, arrival: Arrival) -> bool:
+        if self._taken:
+            self._start_round()
+        self.table.exchange(arrival.client, arrival.update, self._total, 1.0)
+        self._in_buffer.add(arrival.client)
+        self._count += 1
+        return self._count >= self._buffer
+
+    def direction(self) -> Vector:
+        self._taken = True
+        change = torch.sub(self._total.value, self._before, out=self._direction)  # Δ
+        return change.mul_(1.0 / len(self._in_buffer)).add_(self._before, alpha=1.0 / self._clients)
+
+    def forget(self, client: int) -> None:
+        """The client has left for good: its cached update no longer counts."""
+        if client in self.table:
+            self.table.add_row(client, self._before, -1.0)
+            self.table.add_row(client, self._total, -1.0)
+            self.table.forget(client)
+        self._clients = max(1, self._clients - 1)
+
+    def grow(self, clients: int, weight: float = 1.0) -> None:
+        """Make room for clients that were unknown at the start; the mean is over them too from now on."""
+        self._clients += clients - self.table.clients
+        self.table.grow(clients)
+
+    def _start_round(self) -> None:
+        self._before.copy_(self._total.value)
+        self._in_buffer.clear()
+        self._count, self._taken = 0, False
+
+    def state_dict(self) -> State:
+        return {
+            "clients": self._clients,
+            "total": self._total.state_dict(),
+            "before": self._before.clone(),
+            "in_buffer": sorted(self._in_buffer),
+            "count": self._count,
+            "taken": self._taken,
+            "table": self.table.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self._clients = int(state["clients"])
+        self._total.load_state_dict(state["total"])
+        self._before.copy_(state["before"])
+        self._in_buffer = set(state["in_buffer"])
+        self._count, self._taken = int(state["count"]), bool(state["taken"])
+        self.table.load_state_dict(state["table"])

@@ -1,0 +1,30 @@
+"""Delay-adaptive asynchronous SGD (Koloskova et al. 2022): a smaller step for a staler gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from acefl.rules.fedbuff import BufferRule
+from acefl.rules.settings import check_count
+from acefl.types import Rule, Vector
+
+
+@dataclass(frozen=True)
+class DelayAdaptiveASGD:
+    """The full step while staleness is at most `threshold`, else the step times threshold / staleness.
+
+    The paper asks for less than min(lr, 1 / (4 L staleness)) beyond the threshold; L is unknown in practice, and
+    lr * threshold / staleness has the same form. `threshold=None` takes the number of clients, the concurrency when all
+    are busy.
+    """
+
+    threshold: int | None = None  # the paper's tau_C
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None:
+            check_count("threshold", self.threshold)
+
+    def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
+        threshold = self.threshold or clients
+        return BufferRule(like, 1, lambda staleness: min(1.0, threshold / max(staleness, 1)))

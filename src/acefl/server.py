@@ -1,0 +1,109 @@
+"""The server: model, version, rule, step, and the gate in front of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from acefl.admission import Gate
+from acefl.errors import require
+from acefl.types import Arrival, Lost, Rule, State, Vector
+
+
+class Server:
+    """Owns the model vector and turns arrivals into steps by its rule.
+
+    `on_arrival(arrival, reason)` hears of every arrival, refused (with the reason) or accepted (with the empty string).
+    """
+
+    def __init__(
+        self,
+        model: Vector,
+        rule: Rule,
+        lr: float,
+        clients: int,
+        *,
+        gate: Gate | None = None,
+        on_arrival: Callable[[Arrival, str], None] | None = None,
+    ) -> None:
+        require(math.isfinite(lr) and lr > 0, f"lr is {lr}; allowed: a finite number above 0")
+        self.model = model.clone()
+        self.version = 0
+        self.accepted = 0
+        self.refused: Counter[str] = Counter()
+        self.participation = [0] * clients
+        self.rule = rule
+        self.lr = lr
+        self._gate = gate or Gate(clients, self.model)
+        self._on_arrival = on_arrival
+        self._advance: Callable[[Arrival, Vector, float], bool] | None = getattr(rule, "advance", None)
+
+    @property
+    def warming(self) -> bool:
+        """Whether the rule still waits for some client's first update, so that nobody gets a second model yet."""
+        return bool(getattr(self.rule, "warming", False))
+
+    def handle(self, events: Sequence[Arrival | Lost]) -> bool:
+        """Take in what came and step at most once; True if the model changed."""
+        if len(events) == 1 and self._advance is not None and isinstance(events[0], Arrival):
+            stepped = self._admit(events[0]) and self._advance(events[0], self.model, self.lr)
+        else:
+            stepped = any([self._take(event) for event in events])
+            if stepped:
+                self.model.sub_(self.rule.direction(), alpha=self.lr)
+        self.version += stepped
+        return stepped
+
+    def forget(self, client: int) -> None:
+        """A client has left for good: it no longer counts in the mean, and nobody waits for it."""
+        forget = getattr(self.rule, "forget", None)
+        if forget is not None:
+            forget(client)
+
+    def admit(self, clients: int, weight: float = 1.0) -> None:
+        """The federation now has this many clients: those beyond the ones known so far may arrive from now on."""
+        known = len(self.participation)
+        require(clients >= known, f"clients is {clients}; allowed: at least the {known} known already")
+        self.participation.extend([0] * (clients - known))
+        self._gate.clients = clients
+        grow = getattr(self.rule, "grow", None)
+        if grow is not None:
+            grow(clients, weight)
+
+    def _take(self, event: Arrival | Lost) -> bool:
+        if isinstance(event, Lost):
+            if self.warming and self.participation[event.client] == 0:
+                self.forget(event.client)
+            return False
+        return self._admit(event) and self.rule.absorb(event)
+
+    def _admit(self, arrival: Arrival) -> bool:
+        reason = self._gate.refusal(arrival, self.version)
+        if reason:
+            self.refused[reason] += 1
+        else:
+            self.accepted += 1
+            self.participation[arrival.client] += 1
+        if self._on_arrival is not None:
+            self._on_arrival(arrival, reason)
+        return not reason
+
+    def state_dict(self) -> State:
+        return {
+            "model": self.model.clone(),
+            "version": self.version,
+            "accepted": self.accepted,
+            "refused": dict(self.refused),
+            "participation": list(self.participation),
+            "rule": self.rule.state_dict(),
+            "gate": self._gate.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.model.copy_(state["model"])
+        self.version, self.accepted = int(state["version"]), int(state["accepted"])
+        self.refused = Counter(state["refused"])
+        self.participation = list(state["participation"])
+        self.rule.load_state_dict(state["rule"])
+        self._gate.load_state_dict(state["gate"])

@@ -1,0 +1,231 @@
+"""When things happen: delay laws, client speeds, clocks and availability."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist, fmean
+
+from acefl import keyed
+from acefl.errors import InvalidInput, one_of, require
+
+CLOCKS = ("event", "tick", "sampled")
+SPEEDS = ("last", "random")
+_SPEED_STREAM, _DELAY_STREAM, _DROPOUT_STREAM = 1, 2, 3
+
+
+def _constant(u: float, shape: float) -> float:
+    return 1.0
+
+
+def _exponential(u: float, shape: float) -> float:
+    return -math.log(u)
+
+
+def _lognormal(u: float, shape: float) -> float:
+    return math.exp(shape * _STANDARD_NORMAL.inv_cdf(u) - 0.5 * shape * shape)
+
+
+def _uniform(u: float, shape: float) -> float:
+    return 2.0 * u
+
+
+def _pareto(u: float, shape: float) -> float:
+    return float((shape - 1.0) / shape * u ** (-1.0 / shape))
+
+
+def _two_speed(u: float, shape: float) -> float:
+    slow = 0.1  # one task in ten takes `shape` times as long as the others
+    unit = 1.0 / (1.0 - slow + slow * shape)
+    return shape * unit if u < slow else unit
+
+
+_STANDARD_NORMAL = NormalDist()
+
+# Each law turns a uniform number into a delay of mean 1; the second entry is the default of its `shape`.
+LAWS: dict[str, tuple[Callable[[float, float], float], float]] = {
+    "constant": (_constant, 0.0),
+    "exponential": (_exponential, 0.0),
+    "lognormal": (_lognormal, 1.0),
+    "uniform": (_uniform, 0.0),
+    "pareto": (_pareto, 1.5),
+    "two-speed": (_two_speed, 10.0),
+}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """How fast clients are, how time passes, and who is there.
+
+    Client i's mean task time is `delay * spread ** (i / (n - 1))` (`slow="last"`; `slow="random"` permutes it), plus
+    `fixed`, the same for everybody. Single tasks vary around it by `law`.
+
+    clock: `event`: the server acts at each arrival. `tick`: once per unit of time, on whatever arrived in it.
+    `sampled`: each arrival is a client drawn at random (fast ones more often), whose staleness in model versions is drawn
+    from the delay law.
+    """
+
+    clock: str = "event"
+    delay: float = 1.0  # the paper's beta
+    law: str = "exponential"
+    shape: float | None = None  # lognormal: sigma; pareto: tail index; two-speed: how much slower a slow task is
+    spread: float = 1.0
+    slow: str = "last"
+    fixed: float = 0.0
+    trace: str | None = None  # CSV with columns client,duration: replaces law, delay and spread
+    concurrency: int | None = None  # clients at work at once; None: all
+    dropout: float = 0.0  # fraction of clients that leave ...
+    dropout_at: float = 0.5  # ... at this fraction of the budget ...
+    rejoin_at: float | None = None  # ... and come back at this one; None: never
+
+    def __post_init__(self) -> None:
+        one_of("clock", self.clock, CLOCKS)
+        one_of("law", self.law, tuple(LAWS))
+        one_of("slow", self.slow, SPEEDS)
+        _positive("delay", self.delay)
+        require(math.isfinite(self.spread) and self.spread >= 1, f"spread is {self.spread}; allowed: at least 1")
+        require(math.isfinite(self.fixed) and self.fixed >= 0, f"fixed is {self.fixed}; allowed: at least 0")
+        if self.shape is not None:
+            _positive("shape", self.shape)
+        if self.law == "pareto":
+            require(self._shape > 1, f"shape is {self.shape}; allowed for pareto: above 1, or the mean is infinite")
+        require(0 <= self.dropout < 1, f"dropout is {self.dropout}; allowed: from 0 to below 1")
+        require(0 <= self.dropout_at <= 1, f"dropout_at is {self.dropout_at}; allowed: from 0 to 1")
+        if self.rejoin_at is not None:
+            require(
+                self.dropout_at < self.rejoin_at <= 1,
+                f"rejoin_at is {self.rejoin_at}; allowed: above dropout_at ({self.dropout_at}), up to 1",
+            )
+        if self.concurrency is not None:
+            require(self.concurrency >= 1, f"concurrency is {self.concurrency}; allowed: at least 1")
+
+    @property
+    def _shape(self) -> float:
+        return LAWS[self.law][1] if self.shape is None else self.shape
+
+    def check(self, clients: int) -> None:
+        """Refuse settings that do not fit the number of clients."""
+        if self.concurrency is not None:
+            require(
+                self.concurrency <= clients,
+                f"concurrency is {self.concurrency}; allowed: at most the number of clients, {clients}",
+            )
+
+    def busy(self, clients: int) -> int:
+        """How many clients are at work at once."""
+        return clients if self.concurrency is None else self.concurrency
+
+    def expectation(self, clients: int, arrivals_per_step: int = 1) -> str:
+        """What staleness to expect, in a sentence, before anything is run."""
+        if self.clock == "event":
+            mean = (self.busy(clients) - 1) / arrivals_per_step
+            how = f"{self.busy(clients)} clients at work, one step per {_arrivals(arrivals_per_step)}"
+        else:
+            mean = self.delay * _mean_of_spread(self.spread) + self.fixed
+            how = "delays count server steps" if self.clock == "sampled" else "one step per unit of time"
+        return f"clock {self.clock}: expect a mean staleness of about {mean:.3g} steps ({how})"
+
+    def warnings(self, by_time: bool = False) -> list[str]:
+        """Settings that cannot matter: worth a word before somebody sweeps over them."""
+        found = []
+        equal = self.spread == 1 and self.fixed == 0 and self.trace is None
+        if self.clock == "event" and equal and self.delay != 1 and not by_time:
+            found.append(
+                f"delay={self.delay:g} only sets the unit of time: under the event clock with equal speeds every delay "
+                "gives the same run (use spread, fixed, or the tick clock)"
+            )
+        if self.clock == "sampled" and self.concurrency is not None:
+            found.append("concurrency has no effect under the sampled clock: staleness is drawn, not simulated")
+        if self.trace is not None and (self.spread != 1 or self.delay != 1):
+            found.append("delay and spread have no effect beside a trace: it gives every task's duration")
+        return found
+
+
+def _arrivals(count: int) -> str:
+    return "arrival" if count == 1 else f"{count} arrivals"
+
+
+def _mean_of_spread(spread: float) -> float:
+    return 1.0 if spread == 1 else (spread - 1) / math.log(spread)
+
+
+def _positive(name: str, value: float) -> None:
+    require(math.isfinite(value) and value > 0, f"{name} is {value}; allowed: a finite number above 0")
+
+
+class Durations:
+    """How long each client takes for each of its tasks: a pure function of (seed, client, visit)."""
+
+    def __init__(self, scenario: Scenario, clients: int, seed: int) -> None:
+        self._seed = seed
+        self._fixed = scenario.fixed
+        self._law = LAWS[scenario.law][0]
+        self._shape = scenario._shape
+        self._trace = read_trace(scenario.trace, clients) if scenario.trace else None
+        self._scale = self._speeds(scenario, clients)
+        if self._trace:
+            self.mean = [fmean(durations) for durations in self._trace]
+        else:
+            self.mean = [scale + self._fixed for scale in self._scale]
+
+    def _speeds(self, scenario: Scenario, clients: int) -> list[float]:
+        last = max(clients - 1, 1)
+        scale = [scenario.delay * scenario.spread ** (i / last) for i in range(clients)]
+        if scenario.slow == "random":
+            order = sorted(range(clients), key=lambda i: keyed.key(self._seed, _SPEED_STREAM, i))
+            scale = [scale[i] for i in order]
+        return scale
+
+    def of(self, client: int, visit: int) -> float:
+        if self._trace:
+            durations = self._trace[client]
+            return durations[visit % len(durations)]
+        u = keyed.uniform(keyed.key(self._seed, _DELAY_STREAM, client, visit))
+        return self._fixed + self._scale[client] * self._law(u, self._shape)
+
+
+def slowest(mean_times: Sequence[float], fraction: float = 0.2) -> list[int]:
+    """The slowest fifth of clients (at least one), ties going to the higher index."""
+    count = max(1, round(fraction * len(mean_times)))
+    return sorted(range(len(mean_times)), key=lambda i: (mean_times[i], i))[-count:]
+
+
+def fastest(mean_times: Sequence[float], fraction: float = 0.2) -> list[int]:
+    """The fastest fifth of clients (at least one), ties going to the lower index."""
+    count = max(1, round(fraction * len(mean_times)))
+    return sorted(range(len(mean_times)), key=lambda i: (mean_times[i], i))[:count]
+
+
+def dropouts(scenario: Scenario, clients: int, seed: int) -> list[int]:
+    """The clients that leave: a keyed random choice of the scenario's fraction."""
+    order = sorted(range(clients), key=lambda i: keyed.key(seed, _DROPOUT_STREAM, i))
+    return sorted(order[: round(scenario.dropout * clients)])
+
+
+def read_trace(path: str | Path, clients: int) -> list[list[float]]:
+    """Every client's task durations, in order, from a CSV file with columns client,duration."""
+    durations: list[list[float]] = [[] for _ in range(clients)]
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            if not {"client", "duration"} <= set(reader.fieldnames or ()):
+                raise InvalidInput(f"trace {path} has columns {reader.fieldnames}; allowed: client,duration")
+            for line, row in enumerate(reader, start=2):
+                try:
+                    client, duration = int(row["client"]), float(row["duration"])
+                except (TypeError, ValueError):
+                    raise InvalidInput(f"trace {path}, line {line}: not a client number and a duration") from None
+                if not (0 <= client < clients and math.isfinite(duration) and duration > 0):
+                    raise InvalidInput(
+                        f"trace {path}, line {line}: client {client}, duration {duration}; "
+                        f"allowed: clients 0 to {clients - 1}, durations above 0"
+                    )
+                durations[client].append(duration)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InvalidInput(f"cannot read trace {path}: {error}") from None
+    for client, own in enumerate(durations):
+        require(bool(own), f"trace {path} has no duration for client {client}; every client needs at least one")
+    return durations

@@ -1,0 +1,77 @@
+"""What passes between a fleet, the loop and a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+Vector = torch.Tensor  # flat, one dtype, one device: the model and every update
+State = dict[str, Any]  # tensors, numbers, strings, and lists and dicts of them: what safetensors and JSON can hold
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One client's finished work, as the server sees it."""
+
+    client: int
+    update: Vector  # a direction to SUBTRACT: a gradient, or w_start - w_end
+    trained_on: int  # model version the client started from
+    version: int  # model version when it arrived
+    task: int  # id of the dispatch it answers: makes arrivals idempotent
+
+    @property
+    def staleness(self) -> int:
+        """How many server steps the model has moved on since the client received it."""
+        return self.version - self.trained_on
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A dispatch that will never be answered: its client dropped out, crashed or timed out."""
+
+    client: int
+    task: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one turn of the loop did: the arrivals it took in, and where the run stands after it."""
+
+    arrivals: int  # accepted so far
+    version: int  # server steps so far
+    time: float
+    stepped: bool
+
+
+@runtime_checkable
+class Rule(Protocol):
+    """An aggregation method. No clock, random numbers, I/O or model inside.
+
+    `absorb` and `direction` are two calls because a server that falls behind drains its queue, absorbs what is
+    waiting and steps once.
+    """
+
+    def absorb(self, arrival: Arrival) -> bool:
+        """Take the arrival in; True when the model should step now."""
+        ...
+
+    def direction(self) -> Vector:
+        """What the server subtracts, before lr. Borrowed: read it before the next `absorb`, never write to it."""
+        ...
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
+
+
+@runtime_checkable
+class RuleSettings(Protocol):
+    """A frozen dataclass of settings that builds a rule."""
+
+    def build(self, clients: int, like: Vector, samples: list[int] | None = None) -> Rule: ...
+
+
+Metrics = Mapping[str, float]
