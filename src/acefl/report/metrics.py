@@ -1,0 +1,118 @@
+"""What the recorded numbers mean: their names, which way is better, and how to write them down."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from acefl.report.recorded import Comparison
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number a task is judged by."""
+
+    key: str  # its name in metrics.jsonl and summary.json
+    heading: str  # above a column of a table
+    axis: str  # beside an axis of a figure
+    meaning: str  # for somebody who has not read the paper
+    verbs: tuple[str, str]  # what one method, or several, do in a headline; {} is the number
+    higher_is_better: bool = False
+    log: bool = False  # spans orders of magnitude, so shown on a log scale
+
+    def write(self, mean: float, std: float = math.nan, digits: int = 3) -> str:
+        """The number with as many digits as a table of it needs, and its spread, where known, to the same place."""
+        if not math.isfinite(mean):
+            return "–"
+        power = math.floor(math.log10(abs(mean))) if mean and not self.higher_is_better else -1
+        if self.log and not -3 <= power <= 4:
+            scaled, spread = (f"{value / 10.0**power:.{digits - 1}f}" for value in (mean, std))
+            return f"({scaled} ± {spread})e{power:+03d}" if math.isfinite(std) else f"{scaled}e{power:+03d}"
+        places = max(0, digits - 1 - power)
+        return f"{mean:,.{places}f} ± {std:,.{places}f}" if math.isfinite(std) else f"{mean:,.{places}f}"
+
+    def write_short(self, mean: float) -> str:
+        """The number as one would say it."""
+        return self.write(mean, digits=2)
+
+
+ACCURACY = Metric(
+    "accuracy",
+    "accuracy",
+    "accuracy",
+    "share of the task's test data that the model gets right",
+    ("reaches {} accuracy", "reach {} accuracy"),
+    higher_is_better=True,
+)
+SLOW_ACCURACY = Metric(
+    "slow_accuracy",
+    "slow-fifth accuracy",
+    "slow-fifth accuracy",
+    "mean accuracy of the slowest fifth of clients, each on its own data",
+    ("serves the slowest fifth of clients at {} accuracy", "serve the slowest fifth of clients at {} accuracy"),
+    higher_is_better=True,
+)
+FAST_ACCURACY = Metric(
+    "fast_accuracy",
+    "fast-fifth accuracy",
+    "fast-fifth accuracy",
+    "mean accuracy of the fastest fifth of clients, each on its own data",
+    ("serves the fastest fifth of clients at {} accuracy", "serve the fastest fifth of clients at {} accuracy"),
+    higher_is_better=True,
+)
+CLIENT_LOSS = Metric(
+    "client_loss",
+    "client-average loss",
+    "client-average loss",
+    "mean over clients of each one's loss on its own data, every client counting the same",
+    ("ends at a client-average loss of {}", "end at a client-average loss of {}"),
+)
+LOSS = Metric(
+    "loss",
+    "loss",
+    "loss",
+    "the task's loss",
+    ("ends at a loss of {}", "end at a loss of {}"),
+)
+GAP = Metric(
+    "gap",
+    "optimality gap",
+    "optimality gap F(w) − F(w*)",
+    "how far the objective is above its minimum, known exactly for this task",
+    ("ends at an optimality gap of {}", "end at an optimality gap of {}"),
+    log=True,
+)
+GRAD_NORM = Metric(
+    "grad_norm",
+    "gradient norm",
+    "norm of the true gradient",
+    "norm of the exact gradient, known for this task",
+    ("ends at a gradient norm of {}", "end at a gradient norm of {}"),
+    log=True,
+)
+
+_COLUMNS = (ACCURACY, CLIENT_LOSS, SLOW_ACCURACY, GAP, GRAD_NORM)
+_CURVES = (ACCURACY, SLOW_ACCURACY, GAP, GRAD_NORM)
+_LOSSES = (CLIENT_LOSS, LOSS)
+EVERY = (ACCURACY, CLIENT_LOSS, SLOW_ACCURACY, FAST_ACCURACY, LOSS, GAP, GRAD_NORM)
+_BY_IMPORTANCE = (SLOW_ACCURACY, ACCURACY, GAP, CLIENT_LOSS, GRAD_NORM, LOSS)
+
+
+def measured(comparison: Comparison, among: tuple[Metric, ...]) -> list[Metric]:
+    """Those of the metrics that this comparison recorded."""
+    return [metric for metric in among if comparison.measures(metric.key)]
+
+
+def columns(comparison: Comparison) -> list[Metric]:
+    """What the results table shows of this task."""
+    return measured(comparison, _COLUMNS) or measured(comparison, _LOSSES)
+
+
+def curves(comparison: Comparison) -> list[Metric]:
+    """What is drawn against steps, arrivals and time; the losses only where the task has nothing better."""
+    return measured(comparison, _CURVES) or measured(comparison, _LOSSES)
+
+
+def primary(comparison: Comparison) -> Metric | None:
+    """The number the comparison is about: how the slow clients fare, or the nearest thing the task has."""
+    return next(iter(measured(comparison, _BY_IMPORTANCE)), None)

@@ -1,0 +1,268 @@
+"""What a report knows: the files of one run, or of a comparison of several, read back and checked.
+
+A lone run is read as a comparison of one method over one seed, so that everything after this module has one case.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from acefl.errors import InvalidInput
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run directory. Small files are read at once, large ones when a figure asks for them."""
+
+    directory: Path
+    config: dict[str, Any]
+    summary: dict[str, Any]
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
+
+    @property
+    def diverged(self) -> bool:
+        return bool(self.summary.get("diverged", False))
+
+    def final(self, metric: str) -> float:
+        """The metric at the end of the run; NaN when the run has no such number (null in JSON)."""
+        return _number(self.summary["final"].get(metric))
+
+    def total(self, name: str) -> float:
+        """A count of the whole run: steps, arrivals, uploads, time, wall_seconds."""
+        return _number(self.summary.get(name))
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """One row per evaluation, in the order they were made, as they were written."""
+        path = self.directory / "metrics.jsonl"
+        rows = []
+        for number, line in enumerate(_text(path).splitlines(), start=1):
+            if line.strip():
+                rows.append(_json_object(line, f"{path} line {number}"))
+        frame = pd.DataFrame(rows)
+        _require(frame, ["step", "arrival", "time"], path)
+        return frame
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """One row per client, fastest first: the order every figure about clients uses."""
+        path = self.directory / "clients.parquet"
+        frame = _parquet(path)
+        _require(frame, ["client", "mean_time", "participation"], path)
+        return frame.sort_values(["mean_time", "client"], kind="stable").reset_index(drop=True)
+
+    @cached_property
+    def staleness(self) -> dict[int, int]:
+        """How many accepted arrivals had each staleness: all a histogram needs of a long event log."""
+        path = self.directory / "events.parquet"
+        events = _parquet(path)
+        if events.empty:
+            return {}
+        _require(events, ["trained_on", "version", "accepted"], path)
+        accepted = events[events["accepted"].astype(bool)]
+        values, counts = np.unique((accepted["version"] - accepted["trained_on"]).to_numpy(int), return_counts=True)
+        return dict(zip(values.tolist(), counts.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method of a comparison: its settings, how its lr was found, and its runs, one per seed."""
+
+    label: str
+    method: str
+    rule: dict[str, Any]
+    lr: float
+    tuning: list[tuple[float, float]]  # (lr, client loss) of every trial, by lr; NaN loss where it diverged
+    runs: list[Run]
+
+    def finals(self, metric: str) -> list[float]:
+        """The metric at the end of each run, in the order of the seeds."""
+        return [run.final(metric) for run in self.runs]
+
+    @property
+    def diverged(self) -> int:
+        return sum(run.diverged for run in self.runs)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods on one task in one scenario, and how the comparison was made."""
+
+    directory: Path
+    title: str
+    task: dict[str, Any]
+    scenario: dict[str, Any]
+    stop: dict[str, Any]
+    seeds: list[int]
+    methods: list[Method]
+    command: str
+    machine: dict[str, Any]
+    wall_seconds: float
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for method in self.methods for run in method.runs]
+
+    def measures(self, metric: str) -> bool:
+        """Whether any run ended with a number for this metric."""
+        return any(np.isfinite(run.final(metric)) for run in self.runs)
+
+
+def load(directory: Path) -> Comparison:
+    """Read a run or comparison directory; `InvalidInput` with one line naming the file when that cannot be done."""
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise InvalidInput(f"{directory}: no such directory")
+    if (directory / "compare.json").exists():
+        return _comparison(directory)
+    if (directory / "config.json").exists():
+        return _lone_run(directory)
+    raise InvalidInput(f"{directory}: neither compare.json nor config.json is here, so it is no recorded run")
+
+
+def _comparison(directory: Path) -> Comparison:
+    path = directory / "compare.json"
+    data = _document(path, {"task": dict, "scenario": dict, "stop": dict, "seeds": list, "methods": list})
+    for key in ("methods", "seeds"):
+        if not data[key]:
+            raise InvalidInput(f"{path}: no {key} in it")
+    methods = [_method(directory, path, entry) for entry in data["methods"]]
+    labels = [method.label for method in methods]
+    if len(set(labels)) < len(labels):
+        raise InvalidInput(f"{path}: two methods have the same label")
+    return Comparison(
+        directory=directory,
+        title=str(data.get("title") or "Comparison of asynchronous methods"),
+        task=data["task"],
+        scenario=data["scenario"],
+        stop=data["stop"],
+        seeds=list(data["seeds"]),
+        methods=methods,
+        command=str(data.get("command") or ""),
+        machine=_settings(data, "machine", path),
+        wall_seconds=_number(data.get("wall_seconds")),
+    )
+
+
+def _method(directory: Path, path: Path, entry: Any) -> Method:
+    if not isinstance(entry, dict) or not entry.get("label") or not entry.get("runs"):
+        raise InvalidInput(f"{path}: each method needs a label and its runs")
+    trials = entry.get("tuning") or []
+    if not all(isinstance(trial, dict) and isinstance(trial.get("lr"), int | float) for trial in trials):
+        raise InvalidInput(f"{path}: each trial in the tuning of {entry['label']} needs an lr")
+    return Method(
+        label=str(entry["label"]),
+        method=str(entry.get("method") or entry["label"]),
+        rule=_settings(entry, "rule", path),
+        lr=_number(entry.get("lr")),
+        tuning=sorted(((float(t["lr"]), _number(t.get("client_loss"))) for t in trials), key=lambda trial: trial[0]),
+        runs=[_run(directory / str(where)) for where in entry["runs"]],
+    )
+
+
+def _lone_run(directory: Path) -> Comparison:
+    run = _run(directory)
+    label = str(run.config.get("label") or run.config["method"])
+    return Comparison(
+        directory=directory,
+        title=str(run.config.get("title") or f"{label} on {run.config['task'].get('name', 'its task')}"),
+        task=run.config["task"],
+        scenario=run.config["scenario"],
+        stop=_settings(run.config, "stop", directory / "config.json"),
+        seeds=[run.seed],
+        methods=[
+            Method(
+                label=label,
+                method=str(run.config["method"]),
+                rule=_settings(run.config, "rule", directory / "config.json"),
+                lr=_number(run.config.get("lr")),
+                tuning=[],
+                runs=[run],
+            )
+        ],
+        command=str(run.config.get("command") or ""),
+        machine=_settings(run.config, "machine", directory / "config.json"),
+        wall_seconds=run.total("wall_seconds"),
+    )
+
+
+def _run(directory: Path) -> Run:
+    config = _document(directory / "config.json", {"method": str, "seed": int, "task": dict, "scenario": dict})
+    summary = _document(directory / "summary.json", {"final": dict}, versioned=False)
+    return Run(directory=directory, config=config, summary=summary)
+
+
+def _document(path: Path, needs: Mapping[str, type], versioned: bool = True) -> dict[str, Any]:
+    data = _json_object(_text(path), str(path))
+    if versioned and data.get("format") != FORMAT:
+        raise InvalidInput(f"{path}: format {data.get('format')!r}, but this version of acefl reads format {FORMAT}")
+    for key, kind in needs.items():
+        if not isinstance(data.get(key), kind):
+            raise InvalidInput(f"{path}: {key!r} is missing or not a {kind.__name__}")
+    return data
+
+
+def _settings(data: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
+    """Settings that may be left out, but not be something else."""
+    value = data.get(key) or {}
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{path}: {key!r} is not a dict")
+    return value
+
+
+def _json_object(text: str, where: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except ValueError as problem:
+        raise InvalidInput(f"{where}: not valid JSON ({problem})") from problem
+    if not isinstance(data, dict):
+        raise InvalidInput(f"{where}: not a JSON object")
+    return data
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as problem:
+        raise InvalidInput(f"{path}: missing, so the run is not complete") from problem
+    except (OSError, UnicodeDecodeError) as problem:
+        raise InvalidInput(f"{path}: cannot be read ({_one_line(problem)})") from problem
+
+
+def _parquet(path: Path) -> pd.DataFrame:
+    if not path.exists():
+        raise InvalidInput(f"{path}: missing, so the run is not complete")
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as problem:
+        raise InvalidInput(f"{path}: not a readable parquet file ({_one_line(problem)})") from problem
+
+
+def _require(frame: pd.DataFrame, columns: list[str], path: Path) -> None:
+    if frame.empty:
+        raise InvalidInput(f"{path}: no rows in it")
+    missing = [column for column in columns if column not in frame.columns]
+    if missing:
+        raise InvalidInput(f"{path}: no column {missing[0]!r}")
+
+
+def _number(value: Any) -> float:
+    """JSON's null stands for NaN: JSON itself has no word for it."""
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def _one_line(problem: BaseException) -> str:
+    return str(problem).splitlines()[0] if str(problem) else type(problem).__name__
