@@ -1,0 +1,67 @@
+"use strict";
+(() => {
+  const panels = JSON.parse(document.getElementById("panels").textContent);
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const family = getComputedStyle(document.body).fontFamily;
+
+  // Ink and grid follow the reader's light or dark scheme; the methods' colours do not.
+  const themed = (layout) => {
+    const axis = { gridcolor: colour("--grid"), linecolor: colour("--rule"), tickcolor: colour("--rule") };
+    return {
+      ...layout,
+      paper_bgcolor: colour("--paper"),
+      plot_bgcolor: colour("--paper"),
+      font: { ...layout.font, family, color: colour("--ink") },
+      hoverlabel: { bgcolor: colour("--tint"), bordercolor: colour("--rule"), font: { family, color: colour("--ink") } },
+      xaxis: { ...axis, ...layout.xaxis },
+      yaxis: { ...axis, ...layout.yaxis },
+    };
+  };
+
+  // The page has one legend for all panels; a panel saved by itself needs its own, and its title.
+  const save = (panel) => ({
+    name: "Save as SVG, with title and legend",
+    icon: Plotly.Icons.camera,
+    click: (plot) => {
+      const layout = {
+        ...plot.layout,
+        showlegend: true,
+        legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
+        title: { text: panel.title, x: 0.02, y: 0.97, yanchor: "top" },
+        margin: { ...plot.layout.margin, t: 110 },
+        width: 960,
+        height: 600,
+      };
+      Plotly.downloadImage({ data: plot.data, layout }, { format: "svg", width: 960, height: 600, filename: panel.id });
+    },
+  });
+
+  const plots = panels.map((panel) => document.getElementById(panel.id));
+  const drawn = panels.map((panel, place) =>
+    Plotly.newPlot(plots[place], panel.traces, themed(panel.layout), {
+      responsive: true,
+      displaylogo: false,
+      modeBarButtons: [[save(panel), "zoom2d", "pan2d", "resetScale2d"]],
+    })
+  );
+
+  document.querySelectorAll(".legend button").forEach((button) => {
+    button.addEventListener("click", () => {
+      const shown = button.getAttribute("aria-pressed") === "false";
+      button.setAttribute("aria-pressed", String(shown));
+      plots.forEach((plot, place) => {
+        const traces = panels[place].traces;
+        const mine = traces.flatMap((trace, i) => (trace.meta === button.dataset.method ? [i] : []));
+        if (mine.length) Plotly.restyle(plot, { visible: shown }, mine);
+      });
+    });
+  });
+
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    plots.forEach((plot, place) => Plotly.react(plot, plot.data, themed(panels[place].layout)));
+  });
+
+  Promise.all(drawn).then(() => {
+    document.body.dataset.drawn = String(drawn.length);
+  });
+})();

@@ -1,0 +1,88 @@
+"""How a result was made: what somebody needs to judge it, and to make it again."""
+
+from __future__ import annotations
+
+import json
+import math
+from html import escape
+from typing import Any
+
+from acefl.report.recorded import Comparison, Method
+
+_CLOCKS = {
+    "event": "event: every arrival is given to the method as it comes, and the model's version counts the server's "
+    "steps (Algorithm 1 of the paper: one arrival, one step)",
+    "tick": "tick: the server steps once per unit of virtual time and takes in whatever arrived in it",
+    "sampled": "sampled: each server step takes one client, whose staleness is drawn from the delay law",
+}
+
+
+def section(comparison: Comparison) -> str:
+    """The page's last section, as HTML."""
+    clock = str(comparison.scenario.get("clock", ""))
+    facts = {
+        "Command": f"<pre>{escape(comparison.command)}</pre>" if comparison.command else "",
+        "Task": _settings(comparison.task),
+        "Scenario": _settings(comparison.scenario),
+        "Clock": escape(_CLOCKS.get(clock, clock)),
+        "Stopped at": _settings(comparison.stop),
+        "Seeds": escape(", ".join(str(seed) for seed in comparison.seeds)),
+        "Learning rates": escape(_tuning(comparison)),
+        "Spread": "± is the sample standard deviation over seeds; bands in figures are the lowest and highest seed."
+        if len(comparison.seeds) > 1
+        else "One seed: nothing here says how much another seed would differ.",
+        "Machine": _settings(comparison.machine),
+        "Took": escape(_duration(comparison.wall_seconds)),
+        "This page": "made from the recorded files alone; <code>acefl report DIR</code> makes it again",
+    }
+    rows = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in facts.items() if value)
+    return f"<dl>{rows}</dl>{_methods(comparison.methods)}"
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    return ", ".join(f"<code>{escape(f'{key}={_plain(value)}')}</code>" for key, value in _given(settings).items())
+
+
+def _given(settings: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if value is not None}
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _tuning(comparison: Comparison) -> str:
+    efforts = {len(method.tuning) for method in comparison.methods}
+    if efforts == {0}:
+        return "given, not tuned"
+    if len(efforts) == 1:
+        return f"tuned with the same effort for every method: {efforts.pop()} values tried, by client-average loss"
+    return f"tuned by client-average loss, with unequal effort: {min(efforts)} to {max(efforts)} values tried"
+
+
+def _duration(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return ""
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+def _methods(methods: list[Method]) -> str:
+    rows = "".join(
+        f"<tr><td>{escape(_full_name(method))}</td>"
+        f"<td>{_settings(method.rule) or '–'}</td><td>{escape(_refused(method))}</td></tr>"
+        for method in methods
+    )
+    head = "<tr><th>method</th><th>settings</th><th>arrivals refused</th></tr>"
+    return f'<div class="wide"><table class="settings"><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
+
+
+def _full_name(method: Method) -> str:
+    return method.label if method.label == method.method else f"{method.label} ({method.method})"
+
+
+def _refused(method: Method) -> str:
+    total: dict[str, int] = {}
+    for run in method.runs:
+        for reason, count in (run.summary.get("refused") or {}).items():
+            total[reason] = total.get(reason, 0) + int(count)
+    return ", ".join(f"{count:,} {reason}" for reason, count in sorted(total.items()) if count) or "none"

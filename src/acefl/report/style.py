@@ -1,0 +1,91 @@
+"""One look for every figure: a colour and a dash per method, and the layout all panels share.
+
+Colours are Okabe and Ito's, which people with any common colour blindness tell apart; the dash is a second sign for
+print and projectors. Colours of ink and grid are set in the page, which knows whether the reader likes light or dark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from acefl.report.recorded import Method
+
+NEUTRAL = "#7d8590"
+SIGNAL = "#d1483c"
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one method is drawn, in every figure."""
+
+    colour: str
+    dash: str
+
+    def faint(self, opacity: float = 0.16) -> str:
+        red, green, blue = (int(self.colour[i : i + 2], 16) for i in (1, 3, 5))
+        return f"rgba({red},{green},{blue},{opacity})"
+
+
+_OF_METHOD = {
+    "ACE": Look("#0072B2", "solid"),
+    "CA2FL": Look("#009E73", "dash"),
+    "ACED": Look("#56B4E9", "dashdot"),
+    "FedBuff": Look("#E69F00", "solid"),
+    "ASGD": Look("#D55E00", "solid"),
+    "DelayAdaptiveASGD": Look("#CC79A7", "dash"),
+}
+_SPARE = ("#5F6B76", "#6A51A3", "#8C6D31", "#B3A800")
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+
+
+def looks(methods: list[Method]) -> dict[str, Look]:
+    """Label to look. A known method has its own colour in every report; variants of it take what is left."""
+    chosen: dict[str, Look] = {}
+    for method in methods:
+        own = _OF_METHOD.get(method.method)
+        if own is not None and own not in chosen.values():
+            chosen[method.label] = own
+    taken = {look.colour for look in chosen.values()}
+    spare = [colour for colour in (*_SPARE, *(own.colour for own in _OF_METHOD.values())) if colour not in taken]
+    others = [method.label for method in methods if method.label not in chosen]
+    for place, label in enumerate(others):
+        chosen[label] = Look(spare[place % len(spare)], _DASHES[place % len(_DASHES)])
+    return chosen
+
+
+def log_ticks(low: float, high: float) -> dict[str, Any]:
+    """Ticks of a log axis that read as whole numbers: 1, 2, 5, 10 over a short range, powers of ten over a long one."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    digits = (1, 2, 5) if last - first <= 4 else (1,)
+    every = max(1, round((last - first) / 8))
+    marks = [digit * 10.0**power for power in range(first, last + 1, every) for digit in digits]
+    text = [f"{mark:,g}" if len(digits) > 1 else f"10<sup>{round(math.log10(mark))}</sup>" for mark in marks]
+    return {"type": "log", "tickvals": marks, "ticktext": text}
+
+
+def span(values: Iterable[float], least: float) -> list[float] | None:
+    """An axis range around the values, never so narrow that chance differences fill the panel; None without values."""
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return None
+    middle, half = (max(known) + min(known)) / 2, max(1.16 * (max(known) - min(known)), least, 1e-9) / 2
+    return [middle - half, middle + half]
+
+
+def layout(x_title: str, y_title: str, height: int = 340, **changes: Any) -> dict[str, Any]:
+    """What all panels share. `xaxis` and `yaxis` in `changes` are merged, everything else replaces."""
+    shared: dict[str, Any] = {
+        "height": height,
+        "margin": {"l": 64, "r": 16, "t": 12, "b": 52},
+        "showlegend": False,
+        "hovermode": "closest",
+        "font": {"size": 14},
+        "xaxis": {"title": {"text": x_title, "standoff": 10}, "automargin": True, "zeroline": False},
+        "yaxis": {"title": {"text": y_title, "standoff": 10}, "automargin": True, "zeroline": False},
+    }
+    for key, value in changes.items():
+        shared[key] = shared[key] | value if key in ("xaxis", "yaxis") else value
+    return shared

@@ -1,0 +1,70 @@
+"""How each method's learning rate was chosen, so that a reader can judge whether the effort was fair."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from typing import Any
+
+from acefl.report import style
+from acefl.report.drawing import Figure, Panel, line, numbers
+from acefl.report.recorded import Comparison
+
+
+def figure(comparison: Comparison) -> Figure | None:
+    """Client-average loss against lr, the chosen lr ringed; crosses along the top are trials that diverged."""
+    trials = {method.label: method.tuning for method in comparison.methods if method.tuning}
+    finite = [loss for of_method in trials.values() for _, loss in of_method if math.isfinite(loss) and loss > 0]
+    if not finite:
+        return None
+    looks = style.looks(comparison.methods)
+    top = min(max(finite), 100 * min(finite))
+    ceiling = math.log10(top) + 0.08 * max(0.3, math.log10(top / min(finite)))
+    lines: list[dict[str, Any]] = []
+    marks: list[dict[str, Any]] = []
+    for method in comparison.methods:
+        if method.label not in trials:
+            continue
+        look = looks[method.label]
+        lrs, losses = zip(*trials[method.label], strict=True)
+        marker = {"color": look.colour, "size": 7}
+        lines.append(line(method.label, look, lrs, losses, mode="lines+markers", marker=marker))
+        chosen = [(lr, loss) for lr, loss in trials[method.label] if math.isclose(lr, method.lr)]
+        ring = {"symbol": "circle-open", "size": 17, "color": look.colour, "line": {"width": 3}}
+        marks.append(_marks(method.label, chosen, ring, "chosen: lr %{x:.3g}, loss %{y:.3g}<extra></extra>"))
+        lost = [(lr, 10**ceiling) for lr, loss in trials[method.label] if not math.isfinite(loss)]
+        cross = {"symbol": "x-thin-open", "size": 10, "color": look.colour, "line": {"width": 2.5}}
+        marks.append(_marks(method.label, lost, cross, "lr %{x:.3g}: diverged<extra></extra>"))
+    layout = style.layout(
+        "learning rate (log scale)",
+        "client-average loss (log scale)",
+        height=400,
+        xaxis=style.log_ticks(*_ends([lr for of_method in trials.values() for lr, _ in of_method])),
+        yaxis=style.log_ticks(min(finite), top) | {"range": [math.log10(min(finite)) - 0.05, ceiling + 0.05]},
+    )
+    efforts = sorted({len(of_method) for of_method in trials.values()})
+    effort = f"{efforts[0]}" if len(efforts) == 1 else f"{efforts[0]} to {efforts[-1]}"
+    caption = (
+        f"{effort} learning rates were tried for each method; the one with the lowest client-average loss is ringed "
+        "and was used for every seed. Crosses along the top are trials that diverged. A ring at the end of a curve "
+        "would mean that the range tried was too small."
+    )
+    return Figure("tuning", "How the learning rates were chosen", caption, [Panel("", lines + marks, layout)])
+
+
+def _ends(values: list[float]) -> tuple[float, float]:
+    return min(values), max(values)
+
+
+def _marks(label: str, points: list[tuple[float, float]], marker: dict[str, Any], hover: str) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": escape(label),
+        "meta": label,
+        "x": numbers(x for x, _ in points),
+        "y": numbers(y for _, y in points),
+        "marker": marker,
+        "hovertemplate": hover,
+        "showlegend": False,
+    }
