@@ -1,0 +1,81 @@
+"""The page in a real browser, from a file and without a network: is every figure drawn, and does nothing complain?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+from tests.report.fixtures import SIX, write_comparison
+
+from acefl import report
+from acefl.report import figures, recorded
+
+_DRAWN = """
+return Array.from(document.querySelectorAll(".plot"), (plot) => {
+  const marks = Array.from(plot.querySelectorAll(".trace path, .trace text, .js-line, .js-fill, .point path"));
+  const seen = marks.map((mark) => mark.getBoundingClientRect()).filter((box) => box.width + box.height > 2);
+  const frame = plot.querySelector("svg.main-svg");
+  const box = frame ? frame.getBoundingClientRect() : { width: 0, height: 0 };
+  return { id: plot.id, marks: seen.length, width: box.width, height: box.height };
+});
+"""
+
+
+def _open(browser: Chrome, page: Path) -> None:
+    browser.get(page.as_uri())
+    WebDriverWait(browser, 20).until(lambda b: b.execute_script("return document.body.dataset.drawn"))
+
+
+def _complaints(browser: Chrome) -> list[dict[str, Any]]:
+    return [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+
+@pytest.mark.browser
+def test_every_figure_is_drawn(browser: Chrome, tmp_path: Path) -> None:
+    directory = write_comparison(tmp_path / "digits", arrivals=1000, evaluations=30)
+    expected = {
+        f"{figure.name}-{place}"
+        for figure in figures.of(recorded.load(directory))
+        for place in range(len(figure.panels))
+    }
+    _open(browser, report.build(directory))
+
+    drawn = {plot["id"]: plot for plot in browser.execute_script(_DRAWN)}
+    assert set(drawn) == expected
+    for plot in drawn.values():
+        assert plot["marks"] > 0, plot
+        assert plot["width"] > 200, plot
+        assert plot["height"] > 200, plot
+    fetched = browser.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
+    assert [name for name in fetched if not name.startswith("data:")] == []
+    assert _complaints(browser) == []
+
+    _hide_a_method(browser, "ASGD")
+    too_wide = browser.execute_script("return document.documentElement.scrollWidth > window.innerWidth")
+    assert not too_wide
+
+
+def _hide_a_method(browser: Chrome, label: str) -> None:
+    """Its chip in the legend takes its curves out of every panel and leaves the others."""
+    curves = "return document.querySelectorAll('#curve-accuracy-1 .scatterlayer .trace .js-line').length"
+    before = browser.execute_script(curves)
+    chip = browser.find_element(By.CSS_SELECTOR, f'.legend button[data-method="{label}"]')
+    browser.execute_script("arguments[0].click()", chip)
+    WebDriverWait(browser, 10).until(lambda b: b.execute_script(curves) < before)
+    assert chip.get_attribute("aria-pressed") == "false"
+    assert browser.execute_script(curves) > 0
+    assert _complaints(browser) == []
+
+
+@pytest.mark.browser
+def test_a_task_without_accuracy_is_drawn_too(browser: Chrome, tmp_path: Path) -> None:
+    directory = write_comparison(
+        tmp_path / "quadratic", methods=SIX[:3], seeds=(0,), task="quadratic", clients=20, arrivals=400, evaluations=20
+    )
+    _open(browser, report.build(directory))
+    assert all(plot["marks"] > 0 for plot in browser.execute_script(_DRAWN))
+    assert _complaints(browser) == []
