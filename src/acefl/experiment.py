@@ -1,28 +1,25 @@
 """Many runs: compare methods fairly, tune a learning rate.
 
-Every job is described by plain settings and built where it runs, so the same job gives the same numbers in this process,
-in a worker, or on another machine.
+Every job is described by plain settings and built where it runs, so the same job gives the same numbers in this
+process, in a worker, or on another machine.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import multiprocessing
 import os
 import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from acefl import tasks
-from acefl.errors import InvalidInput, require
+from acefl.errors import require
 from acefl.record import FORMAT, Run, machine, whole_directory, write_json
 from acefl.rules import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff, label
 from acefl.search import LearningRateSearch
@@ -31,6 +28,7 @@ from acefl.stop import Stop
 from acefl.tasks.base import Task
 from acefl.timing import Scenario
 from acefl.types import RuleSettings
+from acefl.workers import Pool, open_pool
 
 PAPER_METHODS: tuple[RuleSettings, ...] = (ACE(), ACED(tau=300), CA2FL(), FedBuff(), ASGD(), DelayAdaptiveASGD())
 DEFAULT_TASK: Mapping[str, Any] = {"name": "digits", "clients": 100, "alpha": 0.1, "model": "softmax"}
@@ -127,6 +125,9 @@ def compare(
     require(bool(methods), "methods is empty; allowed: at least one")
     require(bool(seeds), "seeds is empty; allowed: at least one")
     require(TUNING_SEED not in seeds, f"seed {TUNING_SEED} is kept for tuning; use another")
+    require(len(set(seeds)) == len(seeds), f"seeds are {list(seeds)}; allowed: each once")
+    require(lr is None or (math.isfinite(lr) and lr > 0), f"lr is {lr}; allowed: a finite number above 0")
+    require(evaluations >= 1, f"evaluations is {evaluations}; allowed: at least 1")
     names = [label(rule) for rule in methods]
     for name in names:
         require(names.count(name) == 1, f"method {name} is given twice")
@@ -148,7 +149,9 @@ def compare(
             "stop": dataclasses.asdict(stop),
             "seeds": list(seeds),
             "methods": [_recorded(contender, seeds) for contender in contenders],
-            "command": shlex.join(["acefl", *sys.argv[1:]]) if Path(sys.argv[0]).name == "acefl" else "acefl.compare(...)",
+            "command": shlex.join(["acefl", *sys.argv[1:]])
+            if Path(sys.argv[0]).name == "acefl"
+            else "acefl.compare(...)",
             "machine": machine(),
             "wall_seconds": time.perf_counter() - began,
         }
@@ -157,9 +160,14 @@ def compare(
     return Path(out)
 
 
+def _command() -> str:
+    return shlex.join(["acefl", *sys.argv[1:]]) if Path(sys.argv[0]).name == "acefl" else "acefl.compare(...)"
+
+
 def _recorded(contender: _Contender, seeds: Sequence[int]) -> dict[str, Any]:
     tried = sorted(contender.search.scores.items()) if contender.search else []
-    assert dataclasses.is_dataclass(contender.rule) and not isinstance(contender.rule, type)
+    assert dataclasses.is_dataclass(contender.rule)
+    assert not isinstance(contender.rule, type)
     return {
         "label": contender.name,
         "method": type(contender.rule).__name__,
@@ -193,19 +201,20 @@ class _Schedule:
         self._done = 0
 
     def run(self, workers: int | None) -> None:
-        with _executor(self._plan.task, workers) as pool:
-            for contender in self._contenders:
-                self._go_on(pool, contender)
+        with open_pool(workers, here=callable(self._plan.task)) as pool:
             try:
+                for contender in self._contenders:
+                    self._go_on(pool, contender)
+                if self._progress is not None:
+                    self._progress(0, self._known(), "")
                 while self._pending:
-                    finished, _ = wait(self._pending, return_when=FIRST_COMPLETED)
-                    for future in finished:
+                    for future in pool.finished(self._pending):
                         self._collect(pool, future)
             except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
+                pool.abandon()
                 raise
 
-    def _collect(self, pool: Executor, future: Future[float]) -> None:
+    def _collect(self, pool: Pool, future: Future[float]) -> None:
         contender, rate, what = self._pending.pop(future)
         value = future.result()
         self._done += 1
@@ -216,10 +225,10 @@ class _Schedule:
             self._progress(self._done, self._known(), what)
 
     def _known(self) -> int:
-        ahead = sum(1 for c in self._contenders if c.search and not c.search.done)
-        return self._done + len(self._pending) + ahead * len(self._seeds)
+        searching = [c.search for c in self._contenders if c.search is not None and not c.search.done]
+        return self._done + len(self._pending) + sum(len(self._seeds) + search.ahead for search in searching)
 
-    def _go_on(self, pool: Executor, contender: _Contender) -> None:
+    def _go_on(self, pool: Pool, contender: _Contender) -> None:
         plan = dataclasses.replace(self._plan, rule=contender.rule)
         if contender.search is not None and not contender.search.done:
             for rate in contender.search.ask():
@@ -254,28 +263,3 @@ def tune(
     _Schedule(plan, [contender], (), None, progress).run(workers)
     assert contender.search is not None
     return contender.search
-
-
-class _Here(Executor):
-    """Runs jobs in this process: for one worker, and for tasks that only exist here."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
-
-
-def _executor(task: TaskSource, workers: int | None) -> Executor:
-    count = min(os.cpu_count() or 1, 8) if workers is None else workers
-    if count < 1:
-        raise InvalidInput(f"workers is {workers}; allowed: at least 1")
-    if count == 1 or callable(task):
-        return _Here()
-    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=_quiet_worker)
-
-
-def _quiet_worker() -> None:
-    """Workers share the cores by processes, not by threads within one."""
-    torch.set_num_threads(1)
-
-

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from acefl.errors import InvalidInput
-from acefl.types import Arrival, Vector
+from acefl.types import Arrival, State, Vector
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,6 +49,17 @@ class Events:
         self.client.append(arrival.client)
         self.trained_on.append(arrival.trained_on)
         self.version.append(arrival.version)
+
+    def state_dict(self) -> State:
+        columns = {name: torch.tensor(getattr(self, name)) for name in ("time", "client", "trained_on", "version")}
+        return {**columns, "reasons": {str(row): reason for row, reason in self.reasons.items()}}
+
+    def load_state_dict(self, state: State) -> None:
+        self.time = array("d", state["time"].tolist())
+        self.client, self.trained_on, self.version = (
+            array("q", state[name].tolist()) for name in ("client", "trained_on", "version")
+        )
+        self.reasons = {int(row): reason for row, reason in state["reasons"].items()}
 
     def frame(self) -> pd.DataFrame:
         import pandas as pd
@@ -102,7 +113,7 @@ class Run:
 
         with whole_directory(Path(directory)) as into:
             write_json(into / "config.json", self.config)
-            lines = [json.dumps(_plain(row), allow_nan=False) for row in self.metrics]
+            lines = [json.dumps(plain(row), allow_nan=False) for row in self.metrics]
             (into / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
             self.events.to_parquet(into / "events.parquet", index=False)
             pd.DataFrame(self.clients).to_parquet(into / "clients.parquet", index=False)
@@ -157,8 +168,9 @@ def load(directory: str | os.PathLike[str]) -> Run:
 @contextlib.contextmanager
 def whole_directory(target: Path) -> Iterator[Path]:
     """A directory that appears at `target` complete or not at all; a run that is already there is replaced."""
-    if target.exists() and not (target.is_dir() and _is_ours(target)):
-        raise InvalidInput(f"{target} exists and is not an acefl record; allowed: a new or empty directory")
+    refuse_foreign(target)
+    target = target.resolve()
+    new_parents = [parent for parent in target.parents if not parent.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
@@ -169,16 +181,33 @@ def whole_directory(target: Path) -> Iterator[Path]:
         beside.rename(target)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
+        for parent in new_parents:
+            with contextlib.suppress(OSError):
+                parent.rmdir()
         raise
 
 
+def refuse_foreign(target: Path) -> None:
+    """Refuse a place that a record must not replace: anything that is not a record, and where this process stands."""
+    if target.exists() and not (target.is_dir() and _is_ours(target)):
+        raise InvalidInput(f"{target} exists and is not an acefl record; allowed: a new or empty directory")
+    if Path.cwd().is_relative_to(target.resolve()):
+        raise InvalidInput(f"{target} is or holds the current directory; allowed: a directory beside or below it")
+
+
 def _is_ours(directory: Path) -> bool:
-    names = {entry.name for entry in directory.iterdir()}
-    return not names or bool(names & {"config.json", "compare.json"})
+    """Empty, or with a file that only acefl writes: a config.json may be any program's and is not ours to delete."""
+    if not any(directory.iterdir()):
+        return True
+    for name in ("compare.json", "config.json"):
+        with contextlib.suppress(InvalidInput):
+            content = read_json(directory / name)
+            return isinstance(content.get("machine"), dict) and "acefl" in content["machine"]
+    return False
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(_plain(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(plain(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -192,12 +221,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON has no NaN and no infinity: they become null."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Path):

@@ -33,6 +33,11 @@ class LearningRateSearch:
     def done(self) -> bool:
         return not self._new and len(self.scores) == len(self._asked) and self._refined
 
+    @property
+    def ahead(self) -> int:
+        """How many rates it will ask for at the least, beyond those it has asked for."""
+        return 0 if self._refined else 2
+
     def ask(self) -> list[float]:
         """Rates to try now: empty while others are still out, and when the search is over."""
         if not self._new and len(self.scores) == len(self._asked):

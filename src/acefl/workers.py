@@ -1,0 +1,93 @@
+"""Where jobs run: in this process, or in worker processes that end when this one is told to."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from typing import Any, Protocol
+
+from acefl.errors import require
+
+Work = Callable[[Any], float]
+
+
+class Pool(Protocol):
+    """Takes jobs and says which are done."""
+
+    def submit(self, work: Work, job: Any, /) -> Future[float]: ...
+
+    def finished(self, pending: Iterable[Future[float]]) -> Iterable[Future[float]]:
+        """Wait until something is done, and say what."""
+        ...
+
+    def abandon(self) -> None:
+        """Stop at once: when this returns, no job is running any more, and none will write another file."""
+        ...
+
+
+@contextlib.contextmanager
+def open_pool(workers: int | None = None, *, here: bool = False) -> Iterator[Pool]:
+    """So many worker processes (None: one per core, at most 8); this process alone for one worker, or with `here`."""
+    count = min(os.cpu_count() or 1, 8) if workers is None else workers
+    require(count >= 1, f"workers is {workers}; allowed: at least 1")
+    if count == 1 or here:
+        yield ThisProcess()
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, mp_context=spawn, initializer=_single_thread) as pool:
+        yield Processes(pool)
+
+
+class ThisProcess:
+    """Runs the oldest job whenever somebody waits: for one worker, and for tasks that only exist here."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[tuple[Future[float], Work, Any]] = deque()
+
+    def submit(self, work: Work, job: Any, /) -> Future[float]:
+        future: Future[float] = Future()
+        self._jobs.append((future, work, job))
+        return future
+
+    def finished(self, pending: Iterable[Future[float]]) -> Iterable[Future[float]]:
+        future, work, job = self._jobs.popleft()
+        future.set_result(work(job))
+        return [future]
+
+    def abandon(self) -> None:
+        self._jobs.clear()
+
+
+class Processes:
+    """Worker processes. Ctrl-C does not reach them, so they print no tracebacks: this process ends them."""
+
+    def __init__(self, pool: ProcessPoolExecutor) -> None:
+        self._pool = pool
+        self._others = set(multiprocessing.active_children())
+
+    def submit(self, work: Work, job: Any, /) -> Future[float]:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a worker that starts now inherits it
+        try:
+            return self._pool.submit(work, job)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def finished(self, pending: Iterable[Future[float]]) -> Iterable[Future[float]]:
+        return wait(pending, return_when=FIRST_COMPLETED).done
+
+    def abandon(self) -> None:
+        for worker in set(multiprocessing.active_children()) - self._others:
+            worker.terminate()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _single_thread() -> None:
+    """Workers share the cores by processes, not by threads within one."""
+    import torch
+
+    torch.set_num_threads(1)
