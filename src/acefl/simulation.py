@@ -6,8 +6,8 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -21,9 +21,25 @@ from acefl.server import Server
 from acefl.stop import Stop
 from acefl.tasks.base import Evaluation, Task
 from acefl.timing import Scenario, dropouts, fastest, slowest
-from acefl.types import RuleSettings, Step
+from acefl.types import Arrival, RuleSettings, State, Step
 
 Progress = Callable[[float], None]  # called now and then with the fraction of the budget spent
+
+
+class Observer(Protocol):
+    """Watches a run without changing it."""
+
+    def arrived(self, arrival: Arrival, reason: str) -> None:
+        """An arrival was accepted (empty reason) or refused; called before the rule takes it in."""
+        ...
+
+    def stepped(self, step: Step, server: Server) -> None:
+        """A turn of the loop is over. `server.rule.direction()` still gives what the model stepped on."""
+        ...
+
+    def evaluated(self, row: dict[str, float]) -> None:
+        """An evaluation was made; metrics added to the row are recorded with it."""
+        ...
 
 
 def simulate(
@@ -36,63 +52,138 @@ def simulate(
     seed: int = 0,
     out: str | os.PathLike[str] | None = None,
     evaluations: int = 50,
+    observers: Sequence[Observer] = (),
     progress: Progress | None = None,
 ) -> Run:
     """Train `task` by `rule` in virtual time, evaluating `evaluations` times at even shares of the budget.
 
     The same arguments give the same run, bit for bit. With `out` the run is also saved there.
     """
-    scenario, stop = scenario or Scenario(), stop or Stop(arrivals=10_000)
-    require(evaluations >= 1, f"evaluations is {evaluations}; allowed: at least 1")
-    began = time.perf_counter()
-    fleet = simulated_fleet(task, scenario, seed, differences=getattr(rule, "sends_differences", False))
-    events = Events()
-    model = task.initial()
-    server = Server(
-        model,
-        rule.build(task.clients, model, task.samples),
-        lr,
-        task.clients,
-        gate=Gate(task.clients, model, finite=not model.is_cuda),
-        on_arrival=lambda arrival, reason: events.add(fleet.now, arrival, reason),
+    simulation = Simulation(
+        task,
+        rule,
+        lr=lr,
+        scenario=scenario or Scenario(),
+        stop=stop or Stop(arrivals=10_000),
+        seed=seed,
+        evaluations=evaluations,
+        observers=observers,
     )
-    watcher = Watcher(task, fleet, evaluations)
-    watcher.evaluate(Step(0, 0, 0.0, False), server)
-    leavers = dropouts(scenario, task.clients, seed)
-    left = back = not leavers
-    last_shown = 0.0
-    for step in run(server, fleet, stop):
-        spent = stop.progress(step)
-        if not left and spent >= scenario.dropout_at:
-            fleet.drop(leavers)
-            left = True
-        if not back and scenario.rejoin_at is not None and spent >= scenario.rejoin_at:
-            fleet.rejoin(leavers)
-            back = True
-        if spent >= watcher.due:
-            watcher.evaluate(step, server, spent)
-            if watcher.diverged:
-                break
-        if progress is not None and spent - last_shown >= 0.01:
+    shown = 0.0
+    for spent in simulation.advance():
+        if progress is not None and spent - shown >= 0.01:
             progress(min(spent, 1.0))
-            last_shown = spent
-    finished = Run(
-        config=configuration(task, rule, lr, scenario, stop, seed, model.numel()),
-        metrics=watcher.metrics,
-        model=server.model,
-        steps=server.version,
-        arrivals=server.accepted,
-        time=fleet.now,
-        participation=server.participation,
-        clients=watcher.clients(server),
-        events=events.frame(),
-        refused=dict(server.refused),
-        wall_seconds=time.perf_counter() - began,
-        diverged=watcher.diverged,
-    )
+            shown = spent
+    finished = simulation.result()
     if out is not None:
         finished.save(out)
     return finished
+
+
+class Simulation:
+    """A run in progress: everything that changes, in one place, so that it can be watched, saved and gone on with."""
+
+    def __init__(
+        self,
+        task: Task,
+        rule: RuleSettings,
+        *,
+        lr: float,
+        scenario: Scenario,
+        stop: Stop,
+        seed: int = 0,
+        evaluations: int = 50,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        require(evaluations >= 1, f"evaluations is {evaluations}; allowed: at least 1")
+        self.task, self.scenario, self.stop = task, scenario, stop
+        self.fleet = simulated_fleet(task, scenario, seed, differences=getattr(rule, "sends_differences", False))
+        model = task.initial()
+        self.server = Server(
+            model,
+            rule.build(task.clients, model, task.samples),
+            lr,
+            task.clients,
+            gate=Gate(task.clients, model, finite=not model.is_cuda),
+            on_arrival=self._arrived,
+        )
+        self.config = configuration(task, rule, lr, scenario, stop, seed, model.numel())
+        self.events = Events()
+        self.watcher = Watcher(task, self.fleet, evaluations)
+        self._observers = list(observers)
+        self._leavers = dropouts(scenario, task.clients, seed)
+        self._left = self._back = not self._leavers
+        self._seconds = 0.0
+
+    def advance(self) -> Iterator[float]:
+        """Go on to the end of the budget, one turn of the loop at a time: the share of the budget spent so far."""
+        began = time.perf_counter() - self._seconds
+        if not self.watcher.metrics:
+            self._evaluate(Step(0, 0, 0.0, False), 0.0)
+        for step in run(self.server, self.fleet, self.stop):
+            spent = self.stop.progress(step)
+            for observer in self._observers:
+                observer.stepped(step, self.server)
+            self._come_and_go(spent)
+            if spent >= self.watcher.due:
+                self._evaluate(step, spent)
+            self._seconds = time.perf_counter() - began
+            yield spent
+            if self.watcher.diverged:
+                return
+
+    def _arrived(self, arrival: Arrival, reason: str) -> None:
+        self.events.add(self.fleet.now, arrival, reason)
+        for observer in self._observers:
+            observer.arrived(arrival, reason)
+
+    def _come_and_go(self, spent: float) -> None:
+        if not self._left and spent >= self.scenario.dropout_at:
+            self.fleet.drop(self._leavers)
+            self._left = True
+        if not self._back and self.scenario.rejoin_at is not None and spent >= self.scenario.rejoin_at:
+            self.fleet.rejoin(self._leavers)
+            self._back = True
+
+    def _evaluate(self, step: Step, spent: float) -> None:
+        row = self.watcher.evaluate(step, self.server, spent)
+        for observer in self._observers:
+            observer.evaluated(row)
+
+    def result(self) -> Run:
+        return Run(
+            config=self.config,
+            metrics=self.watcher.metrics,
+            model=self.server.model,
+            steps=self.server.version,
+            arrivals=self.server.accepted,
+            time=self.fleet.now,
+            participation=self.server.participation,
+            clients=self.watcher.clients(self.server),
+            events=self.events.frame(),
+            refused=dict(self.server.refused),
+            wall_seconds=self._seconds,
+            diverged=self.watcher.diverged,
+        )
+
+    def state_dict(self) -> State:
+        return {
+            "server": self.server.state_dict(),
+            "fleet": self.fleet.state_dict(),
+            "watcher": self.watcher.state_dict(),
+            "events": self.events.state_dict(),
+            "left": self._left,
+            "back": self._back,
+            "seconds": self._seconds,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.server.load_state_dict(state["server"])
+        self.fleet.load_state_dict(state["fleet"])
+        self.watcher.load_state_dict(state["watcher"], self.server)
+        self.events.load_state_dict(state["events"])
+        self._left, self._back = bool(state["left"]), bool(state["back"])
+        self._seconds = float(state["seconds"])
 
 
 class Watcher:
@@ -118,7 +209,7 @@ class Watcher:
         """Whether the last model was too far gone to go on."""
         return not math.isfinite(self.metrics[-1][self._task.objective])
 
-    def evaluate(self, step: Step, server: Server, spent: float = 0.0) -> None:
+    def evaluate(self, step: Step, server: Server, spent: float) -> dict[str, float]:
         result = self._last = self._task.evaluate(server.model)
         row: dict[str, float] = {"step": step.version, "arrival": step.arrivals, "time": step.time, **result.metrics}
         if result.client_accuracy is not None:
@@ -128,6 +219,7 @@ class Watcher:
         row["fast_loss"] = float(result.client_loss[self._fast].mean())
         self.metrics.append(row)
         self._done = math.floor(spent * self._evaluations + 1e-9) + 1
+        return row
 
     def clients(self, server: Server) -> list[dict[str, float]]:
         """One row per client, with its final loss and accuracy on its own data."""
@@ -145,12 +237,21 @@ class Watcher:
             for client in range(self._task.clients)
         ]
 
+    def state_dict(self) -> State:
+        return {"done": self._done, "metrics": [dict(row) for row in self.metrics]}
+
+    def load_state_dict(self, state: State, server: Server) -> None:
+        self._done, self.metrics = int(state["done"]), [dict(row) for row in state["metrics"]]
+        self._last = self._task.evaluate(server.model)
+
 
 def configuration(
     task: Task, rule: RuleSettings, lr: float, scenario: Scenario, stop: Stop, seed: int, dim: int
 ) -> dict[str, Any]:
     """Everything that made a run, as plain JSON."""
-    settings = dataclasses.asdict(rule) if dataclasses.is_dataclass(rule) and not isinstance(rule, type) else {}
+    settings: dict[str, Any] = (
+        dataclasses.asdict(rule) if dataclasses.is_dataclass(rule) and not isinstance(rule, type) else {}
+    )
     return {
         "format": FORMAT,
         "method": type(rule).__name__,

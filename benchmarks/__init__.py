@@ -1,0 +1,1 @@
+"""One command each: `python -m benchmarks.NAME`; `python -m benchmarks` runs them all."""
