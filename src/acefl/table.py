@@ -8,35 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from acefl.errors import InvalidInput, require
-from acefl.kernels import Key, Layout, Row, choose
+from acefl.kernels import Accumulator, Key, Layout, Row, Sum, choose
 from acefl.types import State, Vector
-
-SHORT = 1 << 16  # below this length a float64 sum costs nothing worth saving
-
-
-class Accumulator:
-    """A running sum: `value` in float32, for directions, and `rest`, the digits float32 cannot hold.
-
-    Short sums on a CPU keep a second copy in float64, the least work per call. Long ones, and those on a GPU, keep in
-    bfloat16 what `value` lacks: 4 bytes of traffic per number and update, not 16.
-    """
-
-    def __init__(self, like: Vector) -> None:
-        self.value = torch.zeros_like(like, dtype=torch.float32)
-        short = like.device.type == "cpu" and like.numel() < SHORT
-        self.rest = torch.zeros_like(like, dtype=torch.float64 if short else torch.bfloat16)
-
-    def zero_(self) -> None:
-        self.value.zero_()
-        self.rest.zero_()
-
-    def state_dict(self) -> State:
-        return {"value": self.value.clone(), "rest": self.rest.clone()}
-
-    def load_state_dict(self, state: State) -> None:
-        self.value.copy_(state["value"])
-        self.rest.copy_(state["rest"])
-
 
 class Table:
     """Every client's latest update: n rows of d numbers, in some encoding, in some home."""
@@ -68,22 +41,22 @@ class Table:
 
     def exchange(self, client: int, new: Vector, into: Accumulator | Vector, scale: float) -> None:
         """into += scale * (stored(new) - stored(old)); the row now holds stored(new)."""
-        value, rest = _parts(into)
-        self._kernels.exchange(self._row(client), new, value, rest, scale, self._key(client))
+        self._kernels.exchange(self._row(client), new, _sum(into), scale, self._key(client))
         self.changed.add(client)
 
     def exchange_and_step(
         self, client: int, new: Vector, into: Accumulator, scale: float, model: Vector, rate: float
     ) -> None:
         """`exchange`, then model -= rate * into.value, in one pass over memory."""
-        key = self._key(client)
-        self._kernels.exchange_and_step(self._row(client), new, into.value, into.rest, scale, key, model, rate)
+        self._kernels.exchange_and_step(
+            self._row(client), new, _sum(into), scale, self._key(client), model, rate
+        )
         self.changed.add(client)
 
     def add_row(self, client: int, into: Accumulator | Vector, scale: float) -> None:
         """into += scale * stored(row)."""
         if client in self._rows:
-            self._kernels.add(self._rows[client], *_parts(into), scale)
+            self._kernels.add(self._rows[client], _sum(into), scale)
 
     def row(self, client: int) -> Vector:
         """A decoded copy of a row; zeros for a client without one."""
@@ -146,5 +119,8 @@ class Table:
         return row
 
 
-def _parts(into: Accumulator | Vector) -> tuple[Vector, Vector | None]:
-    return (into.value, into.rest) if isinstance(into, Accumulator) else (into, None)
+def _sum(into: Accumulator | Vector) -> Sum:
+    if not isinstance(into, Accumulator):
+        return Sum(into)
+    into.stale = into.sum.exponents is not None
+    return into.sum

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from acefl.kernels.layout import ENCODINGS, Encoding, Key, Layout, Row
+from acefl.kernels.accumulator import Accumulator
+from acefl.kernels.layout import ENCODINGS, Encoding, Key, Layout, Row, Sum
 from acefl.kernels.reference import Reference
 
-__all__ = ["ENCODINGS", "Encoding", "Key", "Layout", "Reference", "Row", "choose"]
+__all__ = ["ENCODINGS", "Encoding", "Key", "Accumulator", "Layout", "Reference", "Row", "Sum", "choose"]
 
 
 def choose(layout: Layout, device: torch.device) -> Reference:

@@ -1,4 +1,4 @@
-"""How one row of the table lies in memory, and where its rounding draws come from: the same for every kernel.
+"""How a row and a running sum lie in memory, and where rounding draws come from: the same for every kernel.
 
 A row is one run of bytes: the codes, then the scales. All bytes zero means a row of zeros, so a row that was just
 allocated, or a hole in a sparse file, needs no special case.
@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
 from acefl.errors import one_of
 
+GROUP: Final = 512  # numbers that share the exponent of a running sum; kernels work on one group at a time
+LOWEST: Final = -100  # exponent of an empty sum
+TINY: Final = 0x0D800000  # bits of 2**-100: a block whose largest number is smaller is stored as zeros
 
-@dataclass(frozen=True, slots=True)
-class Encoding:
+
+class Encoding(NamedTuple):
     """A way to store numbers. Every lossy one rounds stochastically, so that E[stored(x)] = x.
 
     Nearest rounding would be cheaper and half as noisy, but where clients' updates cancel (at the optimum of a
@@ -24,31 +27,30 @@ class Encoding:
     """
 
     bits: int
-    block: int  # numbers that share a scale, and a run of rounding hashes
+    block: int  # numbers that share a scale and a run of rounding hashes
     largest: int  # codes reach from -largest to largest; 0 where there are no scales
     dtype: torch.dtype  # of the stored codes
-    tiny: int = 0x0D800000  # bits of 2**-100: a block whose largest number is smaller is stored as zeros
 
     @property
     def step(self) -> float:
-        """The scale of a block, before it is rounded up, as a multiple of its largest number.
+        """The scale of a block, before it is rounded up to bfloat16, as a multiple of its largest number.
 
-        A little more than 1/largest: then no rounding error carries a code beyond the largest, and nothing is clipped.
+        A little more than 1/largest: then no rounding carries a code beyond the largest, and nothing is clipped.
         """
         return 1 / (self.largest - 0.01)
 
 
 ENCODINGS: Final = {
     "fp32": Encoding(bits=32, block=1, largest=0, dtype=torch.float32),
-    "bf16": Encoding(bits=16, block=64, largest=0, dtype=torch.bfloat16),
-    "int8": Encoding(bits=8, block=64, largest=127, dtype=torch.int8),
+    "bf16": Encoding(bits=16, block=128, largest=0, dtype=torch.bfloat16),
+    "int8": Encoding(bits=8, block=128, largest=127, dtype=torch.int8),
     "int4": Encoding(bits=4, block=32, largest=7, dtype=torch.uint8),
 }
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The encoding applied to vectors of one length."""
+    """An encoding applied to vectors of one length."""
 
     name: str
     dim: int
@@ -62,20 +64,27 @@ class Layout:
 
     @cached_property
     def blocks(self) -> int:
-        """The last block may reach beyond the vector: its spare codes are zero."""
         return -(-self.dim // self.encoding.block)
 
     @cached_property
+    def codes(self) -> int:
+        """How many codes a row holds; 4-bit codes come in pairs from either half of a block, so blocks are whole."""
+        return self.blocks * self.encoding.block if self.encoding.bits == 4 else self.dim
+
+    @cached_property
     def code_bytes(self) -> int:
-        return self.blocks * self.encoding.block * self.encoding.bits // 8
+        return self.codes * self.encoding.bits // 8
+
+    @cached_property
+    def scale_bytes(self) -> int:
+        return 2 * self.blocks if self.encoding.largest else 0
 
     @cached_property
     def row_bytes(self) -> int:
-        return self.code_bytes + (2 * self.blocks if self.encoding.largest else 0)
+        return self.code_bytes + self.code_bytes % 2 + self.scale_bytes
 
 
-@dataclass(slots=True)
-class Row:
+class Row(NamedTuple):
     """One row's bytes, and the same bytes seen as codes and as the bits of bfloat16 scales."""
 
     raw: torch.Tensor  # uint8
@@ -85,11 +94,18 @@ class Row:
     @classmethod
     def of(cls, raw: torch.Tensor, layout: Layout) -> Row:
         codes = raw[: layout.code_bytes].view(layout.encoding.dtype)
-        return cls(raw, codes, raw[layout.code_bytes :].view(torch.int16))
+        return cls(raw, codes, raw[layout.row_bytes - layout.scale_bytes :].view(torch.int16))
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Sum(NamedTuple):
+    """Where a running sum is kept: a plain float32 vector, or one of the two forms of `Accumulator`."""
+
+    total: torch.Tensor  # float32, float64 or int32
+    value: torch.Tensor | None = None  # the float32 copy of a float64 total
+    exponents: torch.Tensor | None = None  # int32, one per group: an int32 total counts multiples of 2**exponent
+
+
+class Key(NamedTuple):
     """What makes one visit's rounding draws its own: 64 bits hashed from seed, client and visit."""
 
     first: int
