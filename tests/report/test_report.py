@@ -120,6 +120,15 @@ def test_headline_says_what_a_step_cost(small: Path) -> None:
     )
 
 
+def test_headline_says_when_learning_rates_were_not_tuned(small: Path) -> None:
+    described = json.loads((small / "compare.json").read_text())
+    spoil_json(small / "compare.json", methods=[method | {"tuning": []} for method in described["methods"]])
+    said = headline.sentences(recorded.load(small))
+    assert said[0].startswith("ACE serves the slowest fifth of clients at 0.97 accuracy; ACED at 0.9")
+    assert said[-1].startswith("Learning rates were given, not tuned")
+    assert "tuned lr" not in tables.readable(report.summary_table(small)).columns
+
+
 # -- curves ---------------------------------------------------------------------------------------------------------
 
 

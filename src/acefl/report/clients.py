@@ -43,7 +43,7 @@ def participation(comparison: Comparison) -> Figure:
     caption = (
         "How often each client's work reached the model, clients ordered from fastest to slowest by their mean task "
         "time (mean over seeds). Dashed: what each would have if all took part equally. What a method makes of "
-        "unequal participation is seen in the accuracies, not here."
+        "unequal participation is seen in its results, not here."
     )
     return Figure("participation", "Who takes part", caption, panels, columns=min(3, len(panels)))
 

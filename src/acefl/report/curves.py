@@ -71,7 +71,7 @@ def _figure(comparison: Comparison, metric: Metric) -> Figure:
                 bands.append(band(label, looks[label], curve.x, curve.low, curve.high))
             lines.append(line(label, looks[label], curve.x, curve.mean))
         layout = style.layout(
-            _axis_title(budget, comparison), metric.axis, xaxis=x_axis, yaxis=y_axis, hovermode="x unified"
+            _axis_title(budget, comparison), metric.axis, height=390, xaxis=x_axis, yaxis=y_axis, hovermode="x unified"
         )
         panels.append(Panel(f"against {title}", bands + solid_first(lines), layout))
     caption = f"{metric.meaning[0].upper()}{metric.meaning[1:]}. {seeds_said(len(comparison.seeds))}"
@@ -120,7 +120,7 @@ def _y_axis(metric: Metric, curves: list[Curve]) -> dict[str, object]:
         starts = np.asarray([curve.high[0] for curve in curves])
         if len(lows) == 0 or not (starts > 0).any():
             return {}
-        bottom, top = np.log10(lows.min()), np.log10(starts.max() * 3)
+        bottom, top = np.log10(lows.min()), np.log10(starts.max() * 10)
         return style.log_ticks(10**bottom, 10**top) | {"range": [float(bottom - 0.2), float(top)]}
     everything = np.concatenate([curve.mean for curve in curves])
     top = max(curve.high.max() for curve in curves)

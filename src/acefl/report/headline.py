@@ -23,6 +23,8 @@ def sentences(comparison: Comparison) -> list[str]:
         said.append(_lone(scored[0], comparison) if len(scored) == 1 else _compared(scored, metric))
     if len(comparison.methods) > 1:
         said.append(_budget(comparison))
+        if not any(method.tuning for method in comparison.methods):
+            said.append("Learning rates were given, not tuned, so part of any difference may be theirs.")
     diverged = [method for method in comparison.methods if method.diverged]
     if diverged:
         parts = [f"{method.label} in {method.diverged} of {len(method.runs)}" for method in diverged]
@@ -74,9 +76,10 @@ def _compared(scored: list[Method], metric: Metric) -> str:
         return f"No method stands out on every seed: {metric.heading} is {values} ({basis})."
     rest = scored[len(first) :]
     verb = metric.verbs[0 if len(first) == 1 else 1].format(_range([_mean(method, metric) for method in first], metric))
-    who = last.label if len(rest) == 1 else f"the other {len(rest)} methods"
+    few = len(rest) <= 2
+    who = _listed([method.label for method in rest]) if few else f"the other {len(rest)} methods"
     others = _range([_mean(method, metric) for method in rest], metric)
-    lowest = f", {last.label} last" if len(rest) > 1 else ""
+    lowest = f", {last.label} last" if not few else ""
     return f"{_listed([method.label for method in first])} {verb}; {who} at {others}{lowest} ({basis})."
 
 

@@ -77,7 +77,7 @@ def _methods(methods: list[Method]) -> str:
 
 
 def _full_name(method: Method) -> str:
-    return method.label if method.label == method.method else f"{method.label} ({method.method})"
+    return method.label if method.label.startswith(method.method) else f"{method.label} ({method.method})"
 
 
 def _refused(method: Method) -> str:

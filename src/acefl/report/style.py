@@ -24,7 +24,7 @@ class Look:
     colour: str
     dash: str
 
-    def faint(self, opacity: float = 0.16) -> str:
+    def faint(self, opacity: float = 0.1) -> str:
         red, green, blue = (int(self.colour[i : i + 2], 16) for i in (1, 3, 5))
         return f"rgba({red},{green},{blue},{opacity})"
 

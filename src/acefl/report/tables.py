@@ -74,7 +74,7 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
             f"{mean:,.0f}" if math.isfinite(mean) else "–" for mean in table[cost].to_numpy(float).tolist()
         ]
     columns["tuned lr" if table["lrs_tried"].any() else "lr"] = [
-        f"{lr:.3g}" if math.isfinite(lr) else "–" for lr in table["lr"].to_numpy(float).tolist()
+        f"{lr:.4g}" if math.isfinite(lr) else "–" for lr in table["lr"].to_numpy(float).tolist()
     ]
     if table["diverged"].any():
         columns["diverged"] = [

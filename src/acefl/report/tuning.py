@@ -10,6 +10,8 @@ from acefl.report import style
 from acefl.report.drawing import Figure, Panel, line, numbers
 from acefl.report.recorded import Comparison
 
+_WORST_SHOWN = 8.0  # times the best loss: room for the part of the curves where a choice is made
+
 
 def figure(comparison: Comparison) -> Figure | None:
     """Client-average loss against lr, the chosen lr ringed; crosses along the top are trials that diverged."""
@@ -18,8 +20,8 @@ def figure(comparison: Comparison) -> Figure | None:
     if not finite:
         return None
     looks = style.looks(comparison.methods)
-    top = min(max(finite), 100 * min(finite))
-    ceiling = math.log10(top) + 0.08 * max(0.3, math.log10(top / min(finite)))
+    bottom, top = math.log10(min(finite)), math.log10(min(max(finite), _WORST_SHOWN * min(finite)))
+    margin = 0.1 * max(0.3, top - bottom)
     lines: list[dict[str, Any]] = []
     marks: list[dict[str, Any]] = []
     for method in comparison.methods:
@@ -32,7 +34,7 @@ def figure(comparison: Comparison) -> Figure | None:
         chosen = [(lr, loss) for lr, loss in trials[method.label] if math.isclose(lr, method.lr)]
         ring = {"symbol": "circle-open", "size": 17, "color": look.colour, "line": {"width": 3}}
         marks.append(_marks(method.label, chosen, ring, "chosen: lr %{x:.3g}, loss %{y:.3g}<extra></extra>"))
-        lost = [(lr, 10**ceiling) for lr, loss in trials[method.label] if not math.isfinite(loss)]
+        lost = [(lr, 10 ** (top + margin / 2)) for lr, loss in trials[method.label] if not math.isfinite(loss)]
         cross = {"symbol": "x-thin-open", "size": 10, "color": look.colour, "line": {"width": 2.5}}
         marks.append(_marks(method.label, lost, cross, "lr %{x:.3g}: diverged<extra></extra>"))
     layout = style.layout(
@@ -40,15 +42,18 @@ def figure(comparison: Comparison) -> Figure | None:
         "client-average loss (log scale)",
         height=400,
         xaxis=style.log_ticks(*_ends([lr for of_method in trials.values() for lr, _ in of_method])),
-        yaxis=style.log_ticks(min(finite), top) | {"range": [math.log10(min(finite)) - 0.05, ceiling + 0.05]},
+        yaxis=style.log_ticks(10**bottom, 10**top) | {"range": [bottom - margin, top + margin]},
     )
     efforts = sorted({len(of_method) for of_method in trials.values()})
     effort = f"{efforts[0]}" if len(efforts) == 1 else f"{efforts[0]} to {efforts[-1]}"
     caption = (
         f"{effort} learning rates were tried for each method; the one with the lowest client-average loss is ringed "
-        "and was used for every seed. Crosses along the top are trials that diverged. A ring at the end of a curve "
-        "would mean that the range tried was too small."
+        "and was used for every seed. A ring at the end of a curve would mean that the range tried was too small."
     )
+    if any(not math.isfinite(loss) for of_method in trials.values() for _, loss in of_method):
+        caption += " Crosses along the top are trials that diverged."
+    if max(finite) > _WORST_SHOWN * min(finite):
+        caption += f" Losses more than {_WORST_SHOWN:g} times the best are beyond the top."
     return Figure("tuning", "How the learning rates were chosen", caption, [Panel("", lines + marks, layout)])
 
 
