@@ -27,7 +27,7 @@ return Array.from(document.querySelectorAll(".plot"), (plot) => {
 
 def _open(browser: Chrome, page: Path) -> None:
     browser.get(page.as_uri())
-    WebDriverWait(browser, 20).until(lambda b: b.execute_script("return document.body.dataset.drawn"))
+    WebDriverWait(browser, 60).until(lambda b: b.execute_script("return document.body.dataset.drawn"))
 
 
 def _complaints(browser: Chrome) -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ def _hide_a_method(browser: Chrome, label: str) -> None:
     before = browser.execute_script(curves)
     chip = browser.find_element(By.CSS_SELECTOR, f'.legend button[data-method="{label}"]')
     browser.execute_script("arguments[0].click()", chip)
-    WebDriverWait(browser, 10).until(lambda b: b.execute_script(curves) < before)
+    WebDriverWait(browser, 60).until(lambda b: b.execute_script(curves) < before)
     assert chip.get_attribute("aria-pressed") == "false"
     assert browser.execute_script(curves) > 0
     assert _complaints(browser) == []
