@@ -27,7 +27,11 @@ Progress = Callable[[float], None]  # called now and then with the fraction of t
 
 
 class Observer(Protocol):
-    """Watches a run without changing it."""
+    """Watches a run without changing it.
+
+    Two more methods are called where an observer has them: `started(simulation)`, before anything happens, and
+    `per_client() -> dict[str, list[float]]` at the end, for columns of `run.clients`.
+    """
 
     def arrived(self, arrival: Arrival, reason: str) -> None:
         """An arrival was accepted (empty reason) or refused; called before the rule takes it in."""
@@ -96,7 +100,7 @@ class Simulation:
         observers: Sequence[Observer] = (),
     ) -> None:
         require(evaluations >= 1, f"evaluations is {evaluations}; allowed: at least 1")
-        self.task, self.scenario, self.stop = task, scenario, stop
+        self.task, self.settings, self.scenario, self.stop = task, rule, scenario, stop
         self.fleet = simulated_fleet(task, scenario, seed, differences=getattr(rule, "sends_differences", False))
         model = task.initial()
         self.server = Server(
@@ -114,6 +118,12 @@ class Simulation:
         self._leavers = dropouts(scenario, task.clients, seed)
         self._left = self._back = not self._leavers
         self._seconds = 0.0
+        for started in _methods(self._observers, "started"):
+            started(self)
+
+    def mean_times(self) -> list[float]:
+        """Every client's mean task time."""
+        return self.fleet.durations.mean
 
     def advance(self) -> Iterator[float]:
         """Go on to the end of the budget, one turn of the loop at a time: the share of the budget spent so far."""
@@ -151,6 +161,11 @@ class Simulation:
             observer.evaluated(row)
 
     def result(self) -> Run:
+        clients = self.watcher.clients(self.server)
+        for columns in _methods(self._observers, "per_client"):
+            for name, values in columns().items():
+                for row, value in zip(clients, values, strict=True):
+                    row[name] = value
         return Run(
             config=self.config,
             metrics=self.watcher.metrics,
@@ -159,7 +174,7 @@ class Simulation:
             arrivals=self.server.accepted,
             time=self.fleet.now,
             participation=self.server.participation,
-            clients=self.watcher.clients(self.server),
+            clients=clients,
             events=self.events.frame(),
             refused=dict(self.server.refused),
             wall_seconds=self._seconds,
@@ -186,8 +201,12 @@ class Simulation:
         self._seconds = float(state["seconds"])
 
 
+def _methods(observers: Sequence[Observer], name: str) -> list[Callable[..., Any]]:
+    return [getattr(observer, name) for observer in observers if hasattr(observer, name)]
+
+
 class Watcher:
-    """Evaluates a run without touching it: overall metrics, the slow and the fast fifth of clients, each client."""
+    """Evaluates a run without touching it: overall metrics, the slow and the fast fifth of clients, the worst, each."""
 
     def __init__(self, task: Task, fleet: SimulatedFleet, evaluations: int) -> None:
         self._task = task
@@ -215,8 +234,10 @@ class Watcher:
         if result.client_accuracy is not None:
             row["slow_accuracy"] = float(result.client_accuracy[self._slow].mean())
             row["fast_accuracy"] = float(result.client_accuracy[self._fast].mean())
+            row["worst_accuracy"] = float(result.client_accuracy.min())
         row["slow_loss"] = float(result.client_loss[self._slow].mean())
         row["fast_loss"] = float(result.client_loss[self._fast].mean())
+        row["worst_loss"] = float(result.client_loss.max())
         self.metrics.append(row)
         self._done = math.floor(spent * self._evaluations + 1e-9) + 1
         return row
