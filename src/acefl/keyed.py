@@ -9,6 +9,7 @@ bits on every device.
 from __future__ import annotations
 
 import math
+from operator import index
 
 import torch
 
@@ -27,7 +28,7 @@ _MUL_A_SIGNED, _MUL_B_SIGNED, _GOLDEN_SIGNED = _signed(_MUL_A), _signed(_MUL_B),
 def key(*parts: int) -> int:
     """A 64-bit key for a tuple of integers, well mixed in every part."""
     x = 0
-    for part in parts:
+    for part in map(index, parts):
         x = ((x ^ part) + _GOLDEN) & _MASK
         x = ((x ^ (x >> 30)) * _MUL_A) & _MASK
         x = ((x ^ (x >> 27)) * _MUL_B) & _MASK
@@ -36,8 +37,8 @@ def key(*parts: int) -> int:
 
 
 def uniform(key_: int) -> float:
-    """A float in the open interval (0, 1) from a key."""
-    return ((key_ >> 11) + 0.5) * 2.0**-53
+    """A float in the open interval (0, 1) from a key: 52 bits, since with 53 the largest would round to 1."""
+    return ((key_ >> 12) + 0.5) * 2.0**-52
 
 
 def bits(keys: list[int], count: int, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -57,7 +58,7 @@ def _shift(x: torch.Tensor, by: int) -> torch.Tensor:
 def normal(keys: list[int], count: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """For each key, `count` independent standard normal float32 numbers (Box and Muller)."""
     half = (count + 1) // 2
-    u = (bits(keys, 2 * half, device) >> 10).to(torch.float64).add_(0.5).mul_(2.0**-53)
+    u = (bits(keys, 2 * half, device) >> 11).to(torch.float64).add_(0.5).mul_(2.0**-52)
     radius = u[:, :half].log().mul_(-2.0).sqrt_()
     angle = u[:, half:].mul(2.0 * math.pi)
     return torch.cat((radius * angle.cos(), radius * angle.sin()), dim=1)[:, :count].to(torch.float32)
