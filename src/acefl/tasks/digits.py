@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from acefl.errors import one_of
+from acefl.errors import one_of, require
 from acefl.tasks.partition import partition as split
 from acefl.tasks.torch_task import TorchTask
 
@@ -28,6 +28,7 @@ def digits(
     `softmax` is multinomial logistic regression with ridge 1e-3, started from zero; `mlp` is 64-64-10.
     """
     one_of("model", model, MODELS)
+    require(0 <= seed < 2**32, f"seed is {seed}; allowed: from 0 to 4294967295")
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

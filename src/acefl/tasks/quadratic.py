@@ -31,8 +31,8 @@ class Quadratic:
     def __init__(self, clients: int, dim: int, heterogeneity: float, noise: float, seed: int) -> None:
         require(clients >= 1, f"clients is {clients}; allowed: at least 1")
         require(dim >= 1, f"dim is {dim}; allowed: at least 1")
-        require(heterogeneity >= 0, f"heterogeneity is {heterogeneity}; allowed: at least 0")
-        require(noise >= 0, f"noise is {noise}; allowed: at least 0")
+        for name, value in (("heterogeneity", heterogeneity), ("noise", noise)):
+            require(math.isfinite(value) and value >= 0, f"{name} is {value}; allowed: a finite number of at least 0")
         self.clients = clients
         self.samples = [1] * clients
         self._arguments = {
@@ -54,7 +54,7 @@ class Quadratic:
         self.mean_hessian = self.hessians.mean(0)
         pulled = torch.einsum("nij,nj->i", self.hessians, self.optima) / clients
         self.solution = torch.linalg.solve(self.mean_hessian, pulled)
-        self._start = self.solution + 3.0 * torch.randn(dim, generator=draw, dtype=torch.float64)
+        self._start: Vector = self.solution + 3.0 * torch.randn(dim, generator=draw, dtype=torch.float64)
         self._hessians32 = self.hessians.float()
         self._pulls32 = torch.einsum("nij,nj->ni", self.hessians, self.optima).float()
 
@@ -74,6 +74,16 @@ class Quadratic:
     def gradients(self, model: Vector) -> torch.Tensor:
         """Every client's exact gradient at one model, in double precision: shape (clients, dim)."""
         return torch.einsum("nij,nj->ni", self.hessians, model.double() - self.optima)
+
+    def client_gradients(self, models: torch.Tensor, clients: list[int]) -> torch.Tensor:
+        """Row k: the exact gradient of clients[k] at models[k], in double precision."""
+        index = torch.tensor(clients)
+        away = models.double() - self.optima[index]
+        return torch.bmm(self.hessians[index], away.unsqueeze(2)).squeeze(2)
+
+    def mean_gradient(self, model: Vector) -> Vector:
+        """The exact gradient of the mean over clients of their losses, in double precision."""
+        return self.mean_hessian @ (model.double() - self.solution)
 
     def evaluate(self, model: Vector) -> Evaluation:
         away = model.double() - self.solution

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+import copy
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +19,12 @@ from torch.utils.data import Dataset, default_collate
 from acefl import keyed
 from acefl.errors import InvalidInput, one_of, require
 from acefl.tasks.base import Evaluation
-from acefl.tasks.compute import Batch, Gradients, OneByOne, Together
+from acefl.tasks.compute import Batch, Gradients, OneByOne, Replayed, ReplayedOneByOne, Together
 from acefl.types import Vector
 
 COMPUTE = ("auto", "one-by-one", "together")
+log = logging.getLogger(__name__)
+_TOGETHER_UP_TO_ON_GPU = 2_000_000  # parameters: above this a single gradient fills the device
 _TOGETHER_UP_TO = 200_000  # parameters: above this a single gradient fills a CPU core and batching gains nothing
 _EVALUATION_BATCH = 4096
 
@@ -42,8 +48,9 @@ class LocalSteps:
 class TorchTask:
     """A model, a loss that averages over its batch, and every client's data.
 
-    clients: one entry each, a `(inputs, targets)` pair of tensors (inputs may be a dict of tensors) or a map-style
-    Dataset of `(input, target)`. A client's work is one minibatch gradient, or `local=LocalSteps(...)`.
+    clients: one entry each, an `(inputs, targets)` tuple of tensors or arrays (inputs may be a dict of them, given to
+    the model by name), or a map-style Dataset of `(input, target)`, which is read once. A client's work is one
+    minibatch gradient, or `local=LocalSteps(...)`. The model is copied: what is passed stays as it is.
     compute: `one-by-one`, `together` (many client models in one call), or `auto`.
     """
 
@@ -70,10 +77,13 @@ class TorchTask:
         self.device = torch.device(device)
         self.clients = len(clients)
         self._description = description or {"name": "torch", "model": type(model).__name__, "clients": len(clients)}
-        self._module = model.to(self.device).train()
+        self._module = copy.deepcopy(model).to(self.device).train()
         self._parameters = [p for p in self._module.parameters() if p.requires_grad]
         self._names = [name for name, p in self._module.named_parameters() if p.requires_grad]
         require(bool(self._parameters), "the model has no trainable parameters")
+        for name, parameter in zip(self._names, self._parameters, strict=True):
+            wrong = f"parameter {name} is {parameter.dtype}; allowed: torch.float32 (model.float() converts)"
+            require(parameter.dtype == torch.float32, wrong)
         self._shapes = [p.shape for p in self._parameters]
         self._sizes = [p.numel() for p in self._parameters]
         self._flat = torch.cat([p.detach().reshape(-1) for p in self._parameters])
@@ -86,7 +96,7 @@ class TorchTask:
         self._ridge = ridge
         self._load(clients, test)
         self.batch_limit = max(1, min(64, 2**24 // len(self._flat)))
-        self._random_forward = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules())
+        self._random_forward = self._draws_random_numbers()
         self.compute = self._choose(compute)
 
     def _load(self, clients: Sequence[ClientData], test: ClientData | None) -> None:
@@ -103,19 +113,41 @@ class TorchTask:
         self._owner = torch.repeat_interleave(torch.arange(self.clients, device=self.device), counts)
         self._test = tree_map(lambda t: t.to(self.device), _tensors(test)) if test is not None else None
 
+    def _draws_random_numbers(self) -> bool:
+        """Whether a gradient uses torch's generators, as dropout does: tried, since no list of layers is complete."""
+        _, inputs, targets = self._minibatches(self._initial.unsqueeze(0), [0], [0])
+        with torch.random.fork_rng(devices=self._cuda_devices):
+            before = self._generator_states()
+            self._gradient(self._initial, tree_map(lambda t: t[0], inputs), targets[0])
+            after = self._generator_states()
+        return any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+    @property
+    def _cuda_devices(self) -> list[torch.device]:
+        return [self.device] if self.device.type == "cuda" else []
+
+    def _generator_states(self) -> list[torch.Tensor]:
+        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._cuda_devices)]
+
     def _choose(self, compute: str) -> Gradients:
         together = self._local is None and not self._random_forward
         if compute == "together":
-            require(together, "compute='together' allows neither local steps nor dropout: use 'one-by-one'")
+            require(together, "compute='together' allows neither local steps nor a random forward pass such as dropout")
             return Together(self._functional_loss)
-        if compute == "auto" and together and len(self._flat) <= _TOGETHER_UP_TO:
+        candidate: Gradients
+        if self.device.type == "cuda" and compute == "auto" and together:
+            small = len(self._flat) <= _TOGETHER_UP_TO_ON_GPU
+            candidate = Replayed(self._functional_loss) if small else ReplayedOneByOne(self._functional_loss)
+        elif compute == "auto" and together and len(self._flat) <= _TOGETHER_UP_TO:
             candidate = Together(self._functional_loss)
-            try:
-                candidate(*self._minibatches(self._initial.unsqueeze(0), [0], [0]))
-                return candidate
-            except Exception:  # whatever a user's module does that functorch cannot trace
-                pass
-        return OneByOne(self._gradient)
+        else:
+            return OneByOne(self._gradient)
+        try:
+            candidate(*self._minibatches(self._initial.unsqueeze(0), [0], [0]))
+        except Exception as error:  # whatever a user's module does that cannot be traced or captured
+            log.info("gradients are computed one by one: %s does not work here (%s)", candidate.name, error)
+            return OneByOne(self._gradient)
+        return candidate
 
     def describe(self) -> dict[str, Any]:
         return dict(self._description)
@@ -154,11 +186,12 @@ class TorchTask:
 
     def _gradient(self, model: Vector, inputs: Batch, targets: torch.Tensor) -> Vector:
         self._flat.copy_(model)
-        gradients = torch.autograd.grad(self._loss(self._output(inputs), targets), self._parameters)
+        loss = self._loss(self._output(inputs), targets)
+        gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
         return torch.cat([g.reshape(-1) for g in gradients])
 
     def _seeded(self, model: Vector, client: int, key: int) -> Vector:
-        """One gradient whose forward pass is random (dropout): torch's own generator is seeded by the task's key."""
+        """One gradient whose forward pass is random (dropout)."""
         models, inputs, targets = self._minibatches(model.unsqueeze(0), [client], [key])
         with self._keyed_generator(key):
             return self._gradient(models[0], tree_map(lambda t: t[0], inputs), targets[0])
@@ -175,17 +208,20 @@ class TorchTask:
                 if self._ridge:
                     loss = loss + 0.5 * self._ridge * sum((p * p).sum() for p in self._parameters)
                 optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 optimizer.step()
         optimizer.zero_grad()
         return model - self._flat
 
-    def _keyed_generator(self, key: int) -> Any:
-        devices = [self.device] if self.device.type == "cuda" else []
-        scope = torch.random.fork_rng(devices=devices, enabled=self._random_forward)
-        if self._random_forward:
-            return _Seeded(scope, key)
-        return scope
+    @contextlib.contextmanager
+    def _keyed_generator(self, key: int) -> Iterator[None]:
+        """Where the forward pass is random, torch's own generators start from the key, and are put back afterwards."""
+        if not self._random_forward:
+            yield
+            return
+        with torch.random.fork_rng(devices=self._cuda_devices):
+            torch.manual_seed(key >> 1)
+            yield
 
     def evaluate(self, model: Vector) -> Evaluation:
         self._flat.copy_(model)
@@ -211,27 +247,22 @@ class TorchTask:
     def _per_sample(self, inputs: Batch, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Every sample's own loss, and whether it is classified right where that means something."""
         losses, hits = [], []
-        for start in range(0, len(targets), _EVALUATION_BATCH):
-            part = slice(start, start + _EVALUATION_BATCH)
+        parts = math.ceil(len(targets) / _EVALUATION_BATCH)
+        size = math.ceil(len(targets) / parts)  # even parts, as a batch of one has no batch statistics
+        for start in range(0, len(targets), size):
+            part = slice(start, start + size)
             output, target = self._output(tree_map(lambda t, p=part: t[p], inputs)), targets[part]
-            losses.append(vmap(lambda o, t: self._loss(o.unsqueeze(0), t.unsqueeze(0)))(output, target))
+            losses.append(self._losses(output, target))
             if output.dim() == 2 and target.dim() == 1 and not target.is_floating_point():
                 hits.append((output.argmax(1) == target).float())
         return torch.cat(losses), torch.cat(hits) if hits else None
 
-
-class _Seeded:
-    """A forked generator scope that starts from a key."""
-
-    def __init__(self, scope: Any, key: int) -> None:
-        self._scope, self._key = scope, key
-
-    def __enter__(self) -> None:
-        self._scope.__enter__()
-        torch.manual_seed(self._key >> 1)
-
-    def __exit__(self, *details: object) -> None:
-        self._scope.__exit__(*details)
+    def _losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        try:
+            return vmap(self._loss)(outputs.unsqueeze(1), targets.unsqueeze(1))
+        except RuntimeError:  # a loss that looks at values, which vmap cannot batch
+            pairs = zip(outputs.split(1), targets.split(1), strict=True)
+            return torch.stack([self._loss(output, target) for output, target in pairs])
 
 
 def refuse_running_statistics(model: nn.Module) -> None:
@@ -239,8 +270,8 @@ def refuse_running_statistics(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
             raise InvalidInput(
-                f"layer {name or type(module).__name__!r} keeps BatchNorm running statistics, which updates do not carry; "
-                "allowed: GroupNorm, or batch statistics: acefl.tasks.batch_statistics(model)"
+                f"layer {name or type(module).__name__!r} keeps BatchNorm running statistics, which updates do not "
+                "carry; allowed: GroupNorm, or batch statistics: acefl.tasks.batch_statistics(model)"
             )
 
 
@@ -255,14 +286,17 @@ def batch_statistics(model: nn.Module) -> nn.Module:
 
 def _tensors(data: ClientData) -> tuple[Any, torch.Tensor]:
     if isinstance(data, tuple):
-        inputs, targets = data
+        require(len(data) == 2, f"a client's data is a tuple of {len(data)}; allowed: (inputs, targets)")
+        inputs, targets = tree_map(torch.as_tensor, data)
         sizes = {len(leaf) for leaf in tree_leaves(inputs)} | {len(targets)}
         require(len(sizes) == 1, f"a client's inputs and targets differ in length: {sorted(sizes)}")
         return inputs, targets
     rows = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
     require(bool(rows), "a client has no data; allowed: at least one sample each")
+    pair = isinstance(rows[0], tuple | list) and len(rows[0]) == 2
+    require(pair, f"a client's data set gives {type(rows[0]).__name__}; allowed: (input, target) pairs")
     inputs, targets = default_collate(rows)
-    return inputs, torch.as_tensor(targets)
+    return inputs, targets
 
 
 def _arguments(inputs: Batch) -> tuple[Any, ...]:
@@ -271,5 +305,3 @@ def _arguments(inputs: Batch) -> tuple[Any, ...]:
 
 def _keywords(inputs: Batch) -> dict[str, Any]:
     return inputs if isinstance(inputs, dict) else {}
-
-
