@@ -20,6 +20,7 @@ from acefl.types import Arrival, Rule, State, Vector
 
 FRESHNESS = ("dispatch", "model")
 _NEVER = -1
+_SLACK = 64  # outdated entries of the queue that are not worth a clean-up
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class ActiveSetRule:
         self._active: set[int] = set()
         self._active_weight = 0.0
         self._queue: list[tuple[int, int]] = []  # (start, client); an entry whose start is outdated is skipped
-        self._restarting: list[tuple[int, int]] = []  # (version, client): arrivals whose next dispatch is version + 1
+        self._restarting: list[tuple[int, int]] = []  # (version, client): of one version; to be sent version + 1
         self._seen: set[int] = set()
         self._gone: set[int] = set()
 
@@ -114,7 +115,7 @@ class ActiveSetRule:
         self._gone.add(client)
 
     def grow(self, clients: int, weight: float = 1.0) -> None:
-        """Make room for clients that were unknown at the start. They are not waited for: the model steps without them."""
+        """Make room for clients that were unknown at the start. Nobody waits for them: the model steps without them."""
         newcomers = range(len(self._weights), clients)
         self._gone.update(newcomers)
         self._weights.extend(weight for _ in newcomers)
@@ -122,13 +123,14 @@ class ActiveSetRule:
         self.table.grow(clients)
 
     def _restart_dispatched(self, now: int) -> None:
-        """After the step an arrival triggered, its client is sent the new model: its clock starts again and it counts."""
-        waiting = self._restarting
-        while waiting and waiting[0][0] < now:
-            version, client = waiting.pop(0)
+        """After the step an arrival triggered, its client is sent the new model: its clock restarts and it counts."""
+        if not self._restarting or self._restarting[0][0] == now:
+            return
+        for version, client in self._restarting:
             self._set_start(client, version + 1)
             if client not in self._active:
                 self._join(client)
+        self._restarting.clear()
 
     def _expire(self, now: int) -> None:
         queue = self._queue
@@ -141,6 +143,12 @@ class ActiveSetRule:
         if self._start[client] != start:
             self._start[client] = start
             heapq.heappush(self._queue, (start, client))
+            if len(self._queue) > 2 * len(self._start) + _SLACK:
+                self._queue = self._current_queue()
+
+    def _current_queue(self) -> list[tuple[int, int]]:
+        """The queue without its outdated entries: a sorted list is a heap."""
+        return sorted((start, client) for client, start in enumerate(self._start) if start != _NEVER)
 
     def _join(self, client: int) -> None:
         self.table.add_row(client, self._total, self._weights[client])
@@ -160,7 +168,6 @@ class ActiveSetRule:
             "start": list(self._start),
             "active": sorted(self._active),
             "active_weight": self._active_weight,
-            "queue": [list(entry) for entry in self._queue],
             "restarting": [list(entry) for entry in self._restarting],
             "seen": sorted(self._seen),
             "gone": sorted(self._gone),
@@ -173,7 +180,7 @@ class ActiveSetRule:
         self._start = [int(start) for start in state["start"]]
         self._active, self._seen, self._gone = set(state["active"]), set(state["seen"]), set(state["gone"])
         self._active_weight = float(state["active_weight"])
-        self._queue = [(int(start), int(client)) for start, client in state["queue"]]
+        self._queue = self._current_queue()
         self._restarting = [(int(version), int(client)) for version, client in state["restarting"]]
         self._weights = [float(w) for w in state["weights"]]
         self.table.load_state_dict(state["table"])
