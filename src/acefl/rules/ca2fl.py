@@ -31,24 +31,27 @@ class CA2FL:
         check_table(self.table, self.home)
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
-        return CalibratedBufferRule(clients, like, self.buffer, Table(clients, like, encoding=self.table, home=self.home))
+        return CalibratedBufferRule(like, self.buffer, Table(clients, like, encoding=self.table, home=self.home))
 
 
 class CalibratedBufferRule:
-    def __init__(self, clients: int, like: Vector, buffer: int, table: Table) -> None:
-        self._clients = clients
+    def __init__(self, like: Vector, buffer: int, table: Table) -> None:
         self._buffer = buffer
         self.table = table
         self._total = Accumulator(like)  # sum over clients of their cached updates
         self._before = empty_vector(like)  # the same when the buffer was last emptied: h times the number of clients
         self._direction = empty_vector(like)
         self._in_buffer: set[int] = set()  # S
+        self._leaving: set[int] = set()  # left for good while in the buffer: they count until it is emptied
+        self._gone: set[int] = set()
         self._count = 0
         self._taken = False
 
     def absorb(self, arrival: Arrival) -> bool:
         if self._taken:
             self._start_round()
+        self._leaving.discard(arrival.client)
+        self._gone.discard(arrival.client)
         self.table.exchange(arrival.client, arrival.update, self._total, 1.0)
         self._in_buffer.add(arrival.client)
         self._count += 1
@@ -57,41 +60,50 @@ class CalibratedBufferRule:
     def direction(self) -> Vector:
         self._taken = True
         change = torch.sub(self._total.value, self._before, out=self._direction)  # Δ
-        return change.mul_(1.0 / len(self._in_buffer)).add_(self._before, alpha=1.0 / self._clients)
+        counting = self.table.clients - len(self._gone)
+        return change.mul_(1.0 / len(self._in_buffer)).add_(self._before, alpha=1.0 / counting)
 
     def forget(self, client: int) -> None:
-        """The client has left for good: its cached update no longer counts."""
-        if client in self.table:
-            self.table.add_row(client, self._before, -1.0)
-            self.table.add_row(client, self._total, -1.0)
-            self.table.forget(client)
-        self._clients = max(1, self._clients - 1)
+        """The client has left for good: its cached update no longer counts, but what it sent to this buffer does."""
+        if client in self._in_buffer:
+            self._leaving.add(client)
+            return
+        self.table.add_row(client, self._before, -1.0)
+        self._drop(client)
+
+    def _drop(self, client: int) -> None:
+        self.table.add_row(client, self._total, -1.0)
+        self.table.forget(client)
+        self._gone.add(client)
 
     def grow(self, clients: int, weight: float = 1.0) -> None:
         """Make room for clients that were unknown at the start; the mean is over them too from now on."""
-        self._clients += clients - self.table.clients
         self.table.grow(clients)
 
     def _start_round(self) -> None:
+        for client in sorted(self._leaving):
+            self._drop(client)
+        self._leaving.clear()
         self._before.copy_(self._total.value)
         self._in_buffer.clear()
         self._count, self._taken = 0, False
 
     def state_dict(self) -> State:
         return {
-            "clients": self._clients,
             "total": self._total.state_dict(),
             "before": self._before.clone(),
             "in_buffer": sorted(self._in_buffer),
+            "leaving": sorted(self._leaving),
+            "gone": sorted(self._gone),
             "count": self._count,
             "taken": self._taken,
             "table": self.table.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
-        self._clients = int(state["clients"])
         self._total.load_state_dict(state["total"])
         self._before.copy_(state["before"])
-        self._in_buffer = set(state["in_buffer"])
+        self._in_buffer, self._leaving = set(state["in_buffer"]), set(state["leaving"])
+        self._gone = set(state["gone"])
         self._count, self._taken = int(state["count"]), bool(state["taken"])
         self.table.load_state_dict(state["table"])
