@@ -1,7 +1,7 @@
 """ACE: step on the mean of every client's latest update, at each arrival.
 
-Whoever arrives, everybody counts: no client's data weighs more because its hardware is faster, so the participation bias
-(the paper's term B) is zero by construction.
+Whoever arrives, everybody counts: no client's data weighs more because its hardware is faster, so the participation
+bias (the paper's term B) is zero by construction.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _AllClients:
             self._seen_weight += self._weights[client]
 
     def grow(self, clients: int, weight: float = 1.0) -> None:
-        """Make room for clients that were unknown at the start. They are not waited for: the model steps without them."""
+        """Make room for clients that were unknown at the start. Nobody waits for them: the model steps without them."""
         newcomers = range(len(self._weights), clients)
         self._gone.update(newcomers)
         self._weights.extend(weight for _ in newcomers)
@@ -97,12 +97,17 @@ class _AllClients:
         raise NotImplementedError
 
     def state_dict(self) -> State:
-        return {"seen": sorted(self._seen), "gone": sorted(self._gone), "weights": list(self._weights)}
+        return {
+            "seen": sorted(self._seen),
+            "seen_weight": self._seen_weight,  # summed anew, in another order, it could differ in the last bit
+            "gone": sorted(self._gone),
+            "weights": list(self._weights),
+        }
 
     def load_state_dict(self, state: State) -> None:
         self._seen, self._gone = set(state["seen"]), set(state["gone"])
         self._weights = [float(w) for w in state["weights"]]
-        self._seen_weight = sum(self._weights[c] for c in sorted(self._seen))
+        self._seen_weight = float(state["seen_weight"])
 
 
 class IncrementalACE(_AllClients):
@@ -125,9 +130,7 @@ class IncrementalACE(_AllClients):
         if self.warming:
             self.table.exchange(arrival.client, arrival.update, self._total, weight)
             return False
-        self.table.exchange_and_step(
-            arrival.client, arrival.update, self._total, weight, model, lr / self._seen_weight
-        )
+        self.table.exchange_and_step(arrival.client, arrival.update, self._total, weight, model, lr / self._seen_weight)
         return True
 
     def direction(self) -> Vector:
@@ -151,7 +154,7 @@ class IncrementalACE(_AllClients):
 
 
 class DirectACE(_AllClients):
-    """Algorithm 1 as printed: average all rows again at every arrival. Slow on purpose; the others must agree with it."""
+    """Algorithm 1 as printed: average all rows again at every arrival. Slow on purpose; the others must agree."""
 
     def __init__(self, weights: list[float], like: Vector, *, wait: bool) -> None:
         super().__init__(weights, like, wait=wait)
@@ -201,7 +204,7 @@ class ClientHeldACE(_AllClients):
         return self._direction.copy_(self._total).mul_(1.0 / self._seen_weight)
 
     def forget(self, client: int) -> None:
-        """Without a table the server cannot subtract what a client contributed, so its last gradient stays in the sum."""
+        """Without a table the server cannot subtract what a client sent, so its last gradient stays in the sum."""
         if client not in self._seen:
             self._gone.add(client)
 
@@ -214,7 +217,7 @@ class ClientHeldACE(_AllClients):
 
 
 class ClientMemory:
-    """The clients' side of `client-held`: remembers each client's last gradient and turns the next into a difference."""
+    """The clients' side of `client-held`: keeps each client's last gradient and turns the next into a difference."""
 
     def __init__(self) -> None:
         self._last: dict[int, Vector] = {}
