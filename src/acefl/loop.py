@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
+from acefl.errors import NothingInFlight
 from acefl.server import Server
 from acefl.stop import Stop
 from acefl.types import Arrival, Lost, Step, Vector
@@ -23,17 +24,39 @@ class Fleet(Protocol):
         ...
 
     def next(self) -> list[Arrival | Lost]:
-        """What came in since the last call, waiting for it if need be. Raises NothingInFlight when nothing ever will."""
+        """What came in since the last call, waiting for it if need be. NothingInFlight: nothing ever will."""
         ...
 
 
 def run(server: Server, fleet: Fleet, stop: Stop) -> Iterator[Step]:
-    """Drive the server by what the fleet delivers, one Step per turn, until the budget is spent."""
-    fleet.dispatch(server.model, server.version, newcomers_only=server.warming)
-    while True:
-        stepped = server.handle(fleet.next())
-        fleet.dispatch(server.model, server.version, newcomers_only=server.warming)
+    """Drive the server by what the fleet delivers, one Step per turn, until the budget is spent.
+
+    Clients get their next model before the Step is handed out, so that they do not wait for whoever looks at it; once
+    the budget is spent nobody gets one. A server that comes from a checkpoint goes on where it was.
+    """
+    over = stop.progress(Step(server.accepted, server.version, fleet.now, False)) >= 1.0
+    if not over:
+        _dispatch(server, fleet)
+    while not over:
+        stepped = server.handle(_next(server, fleet))
         step = Step(server.accepted, server.version, fleet.now, stepped)
+        over = stop.progress(step) >= 1.0
+        if not over:
+            _dispatch(server, fleet)
         yield step
-        if stop.progress(step) >= 1.0:
-            return
+
+
+def _dispatch(server: Server, fleet: Fleet) -> None:
+    fleet.dispatch(server.model, server.version, newcomers_only=server.warming)
+
+
+def _next(server: Server, fleet: Fleet) -> list[Arrival | Lost]:
+    """What comes in next. First updates that nobody is working on (they were refused, say) are not waited for."""
+    try:
+        return fleet.next()
+    except NothingInFlight:
+        if not server.warming:
+            raise
+        server.stop_waiting()
+        _dispatch(server, fleet)
+        return fleet.next()

@@ -57,9 +57,17 @@ class Server:
 
     def forget(self, client: int) -> None:
         """A client has left for good: it no longer counts in the mean, and nobody waits for it."""
+        known = len(self.participation)
+        require(0 <= client < known, f"client is {client}; allowed: one of the {known} known, 0 to {known - 1}")
         forget = getattr(self.rule, "forget", None)
         if forget is not None:
             forget(client)
+
+    def stop_waiting(self) -> None:
+        """End the first round without those who have not reported; they count once they do."""
+        for client, arrivals in enumerate(self.participation):
+            if not arrivals:
+                self.forget(client)
 
     def admit(self, clients: int, weight: float = 1.0) -> None:
         """The federation now has this many clients: those beyond the ones known so far may arrive from now on."""
@@ -105,5 +113,6 @@ class Server:
         self.version, self.accepted = int(state["version"]), int(state["accepted"])
         self.refused = Counter(state["refused"])
         self.participation = list(state["participation"])
+        self._gate.clients = len(self.participation)
         self.rule.load_state_dict(state["rule"])
         self._gate.load_state_dict(state["gate"])

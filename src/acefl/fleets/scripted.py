@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from acefl.errors import NothingInFlight
+from acefl.errors import InvalidInput, NothingInFlight
 from acefl.types import Arrival, Lost, Vector
 
-Script = Iterable[list[tuple[int, int]]]  # turns, each a list of (client, model version it trained on)
+Turn = Sequence[tuple[int, int] | Lost]  # who arrives and on which model version it trained, or what was lost
 
 
 class ScriptedFleet:
-    """Each turn of the script names who arrives and on which version; `work` computes the update from that model."""
+    """Delivers the script turn by turn; `work(client, visit, model)` computes an update from the model trained on."""
 
-    def __init__(self, script: Script, work: Callable[[int, int, Vector], Vector]) -> None:
-        self._script: Iterator[list[tuple[int, int]]] = iter(script)
+    def __init__(self, script: Iterable[Turn], work: Callable[[int, int, Vector], Vector]) -> None:
+        self._script: Iterator[Turn] = iter(script)
         self._work = work
         self._models: dict[int, Vector] = {}
         self._visits: dict[int, int] = {}
@@ -32,9 +32,12 @@ class ScriptedFleet:
         if turn is None:
             raise NothingInFlight("the script has ended")
         self.now += 1.0
-        return [self._arrive(client, trained_on) for client, trained_on in turn]
+        return [event if isinstance(event, Lost) else self._arrive(*event) for event in turn]
 
     def _arrive(self, client: int, trained_on: int) -> Arrival:
+        if trained_on not in self._models:
+            newest = max(self._models, default=-1)
+            raise InvalidInput(f"client {client} trained on version {trained_on}; allowed: 0 to {newest}")
         visit = self._visits.get(client, 0)
         self._visits[client] = visit + 1
         self._tasks += 1
