@@ -1,0 +1,210 @@
+"""Every method once more, from the formulas of the paper in the plainest way: lists of vectors, all sums taken anew.
+
+An oracle is told of an arrival by `absorb` (True: step now) and asked for a step's direction by `step(t)`, where t is
+the model version before the step. Where the paper is silent (clients that join or leave for good, several arrivals per
+step) the oracle says what the library promises: everything absorbed since the last step is in the step, and means are
+over the clients that count.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.float64]
+
+
+class Oracle(Protocol):
+    def absorb(self, client: int, update: Numbers, trained_on: int, version: int) -> bool: ...
+
+    def step(self, t: int) -> Numbers: ...
+
+    def forget(self, client: int) -> None: ...
+
+    def grow(self, clients: int, weight: float) -> None: ...
+
+
+def weighted_mean(vectors: list[Numbers], weights: list[float]) -> Numbers:
+    total = np.zeros_like(vectors[0])
+    for vector, weight in zip(vectors, weights, strict=True):
+        total = total + weight * vector
+    return total / sum(weights)
+
+
+class ACEOracle:
+    """Algorithm 1: u^t is the mean of all cached gradients. The first step waits for everybody, or for nobody."""
+
+    def __init__(self, weights: list[float], *, wait: bool, forgets: bool = True) -> None:
+        self.weights = list(weights)
+        self.cache: dict[int, Numbers] = {}
+        self.awaited = set(range(len(weights))) if wait else set()
+        self.forgets = forgets  # a server without a table cannot take back what a client contributed
+
+    def absorb(self, client: int, update: Numbers, trained_on: int, version: int) -> bool:
+        self.cache[client] = update
+        self.awaited.discard(client)
+        return not self.awaited
+
+    def step(self, t: int) -> Numbers:
+        clients = list(self.cache)
+        return weighted_mean([self.cache[i] for i in clients], [self.weights[i] for i in clients])
+
+    def forget(self, client: int) -> None:
+        if self.forgets:
+            self.cache.pop(client, None)
+        self.awaited.discard(client)
+
+    def grow(self, clients: int, weight: float) -> None:
+        self.weights += [weight] * (clients - len(self.weights))
+
+
+class ACEDOracle:
+    """The ACED algorithm, line by line: A(t) = {i : t - t_start_i <= tau}, formed anew for every step."""
+
+    def __init__(self, weights: list[float], dim: int, *, tau: int, freshness: str, wait: bool) -> None:
+        self.weights, self.dim, self.tau = list(weights), dim, tau
+        self.resets_clock_on_dispatch = freshness == "dispatch"
+        self.cache: dict[int, Numbers] = {}
+        self.t_start: dict[int, int] = {}
+        self.unanswered: list[int] = []  # who arrived since the last step, and gets the model after the next one
+        self.awaited = set(range(len(weights))) if wait else set()
+
+    def absorb(self, client: int, update: Numbers, trained_on: int, version: int) -> bool:
+        self.cache[client] = update
+        self.t_start[client] = trained_on  # "when client i obtained the model on which its gradient was computed"
+        self.unanswered.append(client)
+        self.awaited.discard(client)
+        return not self.awaited
+
+    def active(self, t: int) -> list[int]:
+        return [i for i in self.cache if t - self.t_start[i] <= self.tau]
+
+    def step(self, t: int) -> Numbers:
+        active = self.active(t)
+        if active:
+            direction = weighted_mean([self.cache[i] for i in active], [self.weights[i] for i in active])
+        else:
+            direction = np.zeros(self.dim)  # "skip update if no valid fresh gradients": w^{t+1} = w^t
+        if self.resets_clock_on_dispatch:
+            for i in self.unanswered:
+                self.t_start[i] = t + 1  # "send w^{t+1} to client j and update t_start"
+        self.unanswered = []
+        return direction
+
+    def forget(self, client: int) -> None:
+        self.cache.pop(client, None)
+        self.t_start.pop(client, None)
+        self.unanswered = [i for i in self.unanswered if i != client]
+        self.awaited.discard(client)
+
+    def grow(self, clients: int, weight: float) -> None:
+        self.weights += [weight] * (clients - len(self.weights))
+
+
+class _Indifferent:
+    """Without a cache nobody's leaving or joining changes anything."""
+
+    def forget(self, client: int) -> None:
+        pass
+
+    def grow(self, clients: int, weight: float) -> None:
+        pass
+
+
+class FedBuffOracle(_Indifferent):
+    """The mean of a buffer of M updates, each times s(staleness) = 1 or 1 / sqrt(1 + staleness)."""
+
+    def __init__(self, buffer: int, staleness: str) -> None:
+        self.size, self.staleness = buffer, staleness
+        self.buffer: list[Numbers] = []
+
+    def absorb(self, client: int, update: Numbers, trained_on: int, version: int) -> bool:
+        age = version - trained_on
+        self.buffer.append(update if self.staleness == "none" else update / np.sqrt(1 + age))
+        return len(self.buffer) >= self.size
+
+    def step(self, t: int) -> Numbers:
+        mean = sum(self.buffer[1:], self.buffer[0]) / len(self.buffer)
+        self.buffer = []
+        return mean
+
+
+class ASGDOracle(_Indifferent):
+    """w^{t+1} = w^t - eta g: one arrival, one step; what arrives together is averaged."""
+
+    def __init__(self) -> None:
+        self.arrived: list[Numbers] = []
+
+    def absorb(self, client: int, update: Numbers, trained_on: int, version: int) -> bool:
+        self.arrived.append(self.eta(version - trained_on) * update)
+        return True
+
+    def eta(self, staleness: int) -> float:
+        return 1.0
+
+    def step(self, t: int) -> Numbers:
+        direction: Numbers = np.mean(self.arrived, axis=0)
+        self.arrived = []
+        return direction
+
+
+class DelayAdaptiveOracle(ASGDOracle):
+    """eta_t = eta if tau_t <= tau_C, else eta tau_C / tau_t."""
+
+    def __init__(self, threshold: int) -> None:
+        super().__init__()
+        self.threshold = threshold
+
+    def eta(self, staleness: int) -> float:
+        return 1.0 if staleness <= self.threshold else self.threshold / staleness
+
+
+class CA2FLOracle:
+    """v_t = h_t + Δ_t / |S_t|, where h_t is the mean over clients of the caches when the buffer was last emptied.
+
+    A client that leaves while something of it is in the buffer leaves when the buffer has been used.
+    """
+
+    def __init__(self, clients: int, dim: int, buffer: int) -> None:
+        self.size, self.dim = buffer, dim
+        self.members = set(range(clients))
+        self.known = clients
+        self.h: dict[int, Numbers] = {}  # h^i, replaced at once
+        self.h_before: dict[int, Numbers] = {}  # h^i when the buffer was last emptied
+        self.delta = np.zeros(dim)
+        self.m = 0
+        self.S: set[int] = set()
+        self.leaving: set[int] = set()
+
+    def absorb(self, client: int, update: Numbers, trained_on: int, version: int) -> bool:
+        self.members.add(client)
+        self.leaving.discard(client)
+        self.delta = self.delta + (update - self.h.get(client, np.zeros(self.dim)))
+        self.h[client] = update
+        self.m += 1
+        self.S.add(client)
+        return self.m >= self.size
+
+    def step(self, t: int) -> Numbers:
+        h = sum(self.h_before.values(), np.zeros(self.dim)) / len(self.members)
+        v: Numbers = h + self.delta / len(self.S)
+        self.delta, self.m, self.S = np.zeros(self.dim), 0, set()
+        for client in list(self.leaving):
+            self.forget(client)
+        self.leaving = set()
+        self.h_before = dict(self.h)
+        return v
+
+    def forget(self, client: int) -> None:
+        if client in self.S:
+            self.leaving.add(client)
+            return
+        self.members.discard(client)
+        self.h.pop(client, None)
+        self.h_before.pop(client, None)
+
+    def grow(self, clients: int, weight: float) -> None:
+        self.members |= set(range(self.known, clients))
+        self.known = max(self.known, clients)
