@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,7 +52,10 @@ class TorchTask:
     clients: one entry each, an `(inputs, targets)` tuple of tensors or arrays (inputs may be a dict of them, given to
     the model by name), or a map-style Dataset of `(input, target)`, which is read once. A client's work is one
     minibatch gradient, or `local=LocalSteps(...)`. The model is copied: what is passed stays as it is.
-    compute: `one-by-one`, `together` (many client models in one call), or `auto`.
+    compute: `one-by-one`, `together` (many client models in one call), or `auto`, which goes by the model's size and
+    the device and not by a stopwatch, so that the same run gives the same bits tomorrow.
+    prepare: turns stored inputs into what the model takes (say uint8 pixels into normalised floats), on the device.
+    bf16: forward and backward in bfloat16 autocast; channels_last: that memory format for 4-d inputs and weights.
     """
 
     objective = "client_loss"
@@ -68,6 +72,9 @@ class TorchTask:
         ridge: float = 0.0,
         device: str | torch.device = "cpu",
         compute: str = "auto",
+        prepare: Callable[[Any], Any] | None = None,
+        bf16: bool = False,
+        channels_last: bool = False,
         description: dict[str, Any] | None = None,
     ) -> None:
         require(len(clients) >= 1, "clients is empty; allowed: at least one client's data")
@@ -91,11 +98,13 @@ class TorchTask:
         for parameter, view in zip(self._parameters, self._views(self._flat), strict=True):
             parameter.data = view
         self._loss = loss
+        self._prepare = prepare or (lambda inputs: inputs)
+        self._bf16, self._channels_last = bf16, channels_last
         self._batch = batch
         self._local = local
         self._ridge = ridge
         self._load(clients, test)
-        self.batch_limit = max(1, min(64, 2**24 // len(self._flat)))
+        self.batch_limit = 1 << (max(1, min(64, 2**24 // len(self._flat))).bit_length() - 1)
         self._random_forward = self._draws_random_numbers()
         self.compute = self._choose(compute)
 
@@ -177,12 +186,23 @@ class TorchTask:
         return [part.view(shape) for part, shape in zip(flat.split(self._sizes), self._shapes, strict=True)]
 
     def _functional_loss(self, flat: Vector, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
-        parameters = dict(zip(self._names, self._views(flat), strict=True))
-        output = functional_call(self._module, parameters, _arguments(inputs), _keywords(inputs))
-        return self._loss(output, targets)
+        parameters = {name: self._in_format(view) for name, view in zip(self._names, self._views(flat), strict=True)}
+        return self._loss(self._output(inputs, parameters), targets)
 
-    def _output(self, inputs: Batch) -> torch.Tensor:
-        return self._module(*_arguments(inputs), **_keywords(inputs))  # type: ignore[no-any-return]
+    def _output(self, inputs: Batch, parameters: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
+        """The module's output, in float32, with its own parameters or others in their place."""
+        inputs = tree_map(self._in_format, self._prepare(inputs))
+        output: torch.Tensor
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16):
+            if parameters is None:
+                output = self._module(*_arguments(inputs), **_keywords(inputs))
+            else:
+                output = functional_call(self._module, parameters, _arguments(inputs), _keywords(inputs))
+        return output.float() if self._bf16 else output
+
+    def _in_format(self, tensor: torch.Tensor) -> torch.Tensor:
+        image = self._channels_last and tensor.dim() == 4
+        return tensor.contiguous(memory_format=torch.channels_last) if image else tensor
 
     def _gradient(self, model: Vector, inputs: Batch, targets: torch.Tensor) -> Vector:
         self._flat.copy_(model)
@@ -222,6 +242,74 @@ class TorchTask:
         with torch.random.fork_rng(devices=self._cuda_devices):
             torch.manual_seed(key >> 1)
             yield
+
+    def client_gradients(self, models: torch.Tensor, clients: list[int]) -> torch.Tensor:
+        """Row k: the exact gradient at models[k] of clients[k]'s loss over all its data.
+
+        Data are taken in pieces of a minibatch, so that clients with few samples and with many share one call.
+        """
+        self._refuse_inexact()
+        owner, rows, weights = self._pieces(clients)
+        limit, together = self.batch_limit, isinstance(self._in_pieces, Together)
+        gradients = torch.zeros_like(models)
+        for start in range(0, len(owner), limit):
+            part = torch.arange(start, min(start + limit, len(owner)), device=self.device)
+            count = len(part)
+            if together and count < limit <= len(owner):  # one size, one trace
+                part = torch.cat((part, part[:1].expand(limit - count)))
+            batch = (tree_map(lambda t, p=part: t[rows[p]], self._inputs), weights[part])
+            of_pieces = self._in_pieces(models[owner[part]], batch, self._targets[rows[part]])
+            gradients.index_add_(0, owner[part[:count]], of_pieces[:count])
+        return gradients.add_(models, alpha=self._ridge) if self._ridge else gradients
+
+    def mean_gradient(self, model: Vector) -> Vector:
+        """The exact gradient of the mean over clients of each one's loss over all its data."""
+        self._refuse_inexact()
+        gradient = self._ridge * model
+        weights = 1.0 / (self.clients * self._counts[self._owner])
+        for start in range(0, len(self._owner), _EVALUATION_BATCH):
+            part = slice(start, start + _EVALUATION_BATCH)
+            batch = (tree_map(lambda t, p=part: t[p], self._inputs), weights[part])
+            gradient += self._weighted_gradient(model, batch, self._targets[part])
+        return gradient
+
+    def _refuse_inexact(self) -> None:
+        batch_norm = any(isinstance(m, nn.modules.batchnorm._NormBase) for m in self._module.modules())
+        exact = self._local is None and not self._random_forward and not batch_norm
+        require(
+            exact,
+            "an exact gradient is asked of a task with local steps, batch statistics or a random forward pass such as "
+            "dropout; allowed: sampled gradients",
+        )
+
+    def _pieces(self, clients: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The clients' data in pieces of `batch` samples: whose they are, their rows, and each sample's weight."""
+        index = torch.tensor(clients, device=self.device)
+        per_client = (self._counts[index] + self._batch - 1) // self._batch
+        owner = torch.repeat_interleave(torch.arange(len(clients), device=self.device), per_client)
+        number = torch.arange(len(owner), device=self.device) - (per_client.cumsum(0) - per_client)[owner]
+        place = number.unsqueeze(1) * self._batch + torch.arange(self._batch, device=self.device)
+        counts = self._counts[index][owner].unsqueeze(1)
+        rows = self._offsets[index][owner].unsqueeze(1) + place.minimum(counts - 1)
+        return owner, rows, (place < counts) / counts
+
+    @functools.cached_property
+    def _in_pieces(self) -> Gradients:
+        if isinstance(self.compute, Together):
+            return Together(self._weighted_loss)
+        return OneByOne(self._weighted_gradient)
+
+    def _weighted_loss(self, flat: Vector, batch: Any, targets: torch.Tensor) -> torch.Tensor:
+        inputs, weights = batch
+        parameters = {name: self._in_format(view) for name, view in zip(self._names, self._views(flat), strict=True)}
+        return torch.dot(self._losses(self._output(inputs, parameters), targets), weights)
+
+    def _weighted_gradient(self, model: Vector, batch: Any, targets: torch.Tensor) -> Vector:
+        inputs, weights = batch
+        self._flat.copy_(model)
+        loss = torch.dot(self._losses(self._output(inputs), targets), weights)
+        gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+        return torch.cat([g.reshape(-1) for g in gradients])
 
     def evaluate(self, model: Vector) -> Evaluation:
         self._flat.copy_(model)
