@@ -99,6 +99,20 @@ class Run:
         """The metrics of the last evaluation."""
         return {name: value for name, value in self.metrics[-1].items() if name not in ("step", "arrival", "time")}
 
+    @property
+    def summary(self) -> dict[str, Any]:
+        """How the run ended and what it cost."""
+        return {
+            "final": self.final,
+            "steps": self.steps,
+            "arrivals": self.arrivals,
+            "uploads": len(self.events),
+            "time": self.time,
+            "wall_seconds": self.wall_seconds,
+            "diverged": self.diverged,
+            "refused": self.refused,
+        }
+
     @cached_property
     def history(self) -> pd.DataFrame:
         """One row per evaluation: step, arrival, time and the metrics."""
@@ -117,17 +131,7 @@ class Run:
             (into / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
             self.events.to_parquet(into / "events.parquet", index=False)
             pd.DataFrame(self.clients).to_parquet(into / "clients.parquet", index=False)
-            summary = {
-                "final": self.final,
-                "steps": self.steps,
-                "arrivals": self.arrivals,
-                "uploads": len(self.events),
-                "time": self.time,
-                "wall_seconds": self.wall_seconds,
-                "diverged": self.diverged,
-                "refused": self.refused,
-            }
-            write_json(into / "summary.json", summary)
+            write_json(into / "summary.json", self.summary)
             save_file({"model": self.model.cpu().contiguous()}, into / "model.safetensors")
         return Path(directory)
 

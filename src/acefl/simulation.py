@@ -138,9 +138,23 @@ class Simulation:
             if spent >= self.watcher.due:
                 self._evaluate(step, spent)
             self._seconds = time.perf_counter() - began
+            if self.events.reasons and self._refuses_everything():
+                self._evaluate(step, spent)
+                yield spent
+                return
             yield spent
             if self.watcher.diverged:
                 return
+
+    def _refuses_everything(self) -> bool:
+        """Whether so many arrivals in a row were refused that none will be accepted, and the budget never spent."""
+        rows = len(self.events.time)
+        first = rows - 2 * self.task.clients - 100
+        if first < 0 or not all(row in self.events.reasons for row in range(first, rows)):
+            return False
+        reason = self.events.reasons[rows - 1]
+        require(reason == "non-finite", f"every update of this task is refused: {reason}")
+        return True
 
     def _arrived(self, arrival: Arrival, reason: str) -> None:
         self.events.add(self.fleet.now, arrival, reason)
@@ -178,7 +192,7 @@ class Simulation:
             events=self.events.frame(),
             refused=dict(self.server.refused),
             wall_seconds=self._seconds,
-            diverged=self.watcher.diverged,
+            diverged=self.watcher.diverged or self._refuses_everything(),
         )
 
     def state_dict(self) -> State:
