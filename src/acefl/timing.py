@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import NormalDist, fmean
 
@@ -15,6 +15,7 @@ from acefl.errors import InvalidInput, one_of, require
 CLOCKS = ("event", "tick", "sampled")
 SPEEDS = ("last", "random")
 _SPEED_STREAM, _DELAY_STREAM, _DROPOUT_STREAM = 1, 2, 3
+_QUANTILES = 50  # of a delay law: enough to see what rounding to whole steps does to its mean
 
 
 def _constant(u: float, shape: float) -> float:
@@ -45,7 +46,7 @@ def _two_speed(u: float, shape: float) -> float:
 
 _STANDARD_NORMAL = NormalDist()
 
-# Each law turns a uniform number into a delay of mean 1; the second entry is the default of its `shape`.
+# Each law turns a uniform number into a delay of mean 1; the second entry is the default of its `shape`, 0 for none.
 LAWS: dict[str, tuple[Callable[[float, float], float], float]] = {
     "constant": (_constant, 0.0),
     "exponential": (_exponential, 0.0),
@@ -64,8 +65,8 @@ class Scenario:
     `fixed`, the same for everybody. Single tasks vary around it by `law`.
 
     clock: `event`: the server acts at each arrival. `tick`: once per unit of time, on whatever arrived in it.
-    `sampled`: each arrival is a client drawn at random (fast ones more often), whose staleness in model versions is drawn
-    from the delay law.
+    `sampled`: each arrival is a client drawn at random (fast ones more often), whose staleness in model versions is
+    drawn from the delay law.
     """
 
     clock: str = "event"
@@ -120,36 +121,76 @@ class Scenario:
 
     def expectation(self, clients: int, arrivals_per_step: int = 1) -> str:
         """What staleness to expect, in a sentence, before anything is run."""
-        if self.clock == "event":
-            mean = (self.busy(clients) - 1) / arrivals_per_step
-            how = f"{self.busy(clients)} clients at work, one step per {_arrivals(arrivals_per_step)}"
-        else:
-            mean = self.delay * _mean_of_spread(self.spread) + self.fixed
-            how = "delays count server steps" if self.clock == "sampled" else "one step per unit of time"
+        mean = self.mean_staleness(clients, arrivals_per_step)
+        how = {
+            "event": f"{self.busy(clients)} clients at work, one step per {_arrivals(arrivals_per_step)}",
+            "tick": "one step per unit of time",
+            "sampled": "delays count server steps",
+        }[self.clock]
         return f"clock {self.clock}: expect a mean staleness of about {mean:.3g} steps ({how})"
+
+    def mean_staleness(self, clients: int, arrivals_per_step: int = 1) -> float:
+        """About the mean over arrivals once a run is under way; fast clients weigh more, as they arrive more often."""
+        busy = self.busy(clients)
+        if self.clock == "event":
+            return (busy - 1) / arrivals_per_step
+        durations = Durations(self, clients, seed=0)
+        if self.clock == "sampled":
+            speeds = [1.0 / mean for mean in durations.mean]
+            ages = [durations.mean_rounded(client, math.floor) for client in range(clients)]
+            return sum(map(math.prod, zip(speeds, ages, strict=True))) / sum(speeds)
+        if self.law == "constant" and self.spread == 1 and self.trace is None:
+            return 0.0  # all arrive in the same tick
+        times = [durations.mean_rounded(client, math.ceil) for client in range(clients)]
+        pause = _pause_between_tasks(times, busy)
+        arrivals = sum(1.0 / (time + pause) for time in times)  # per tick
+        ticks_with_arrivals = 1.0 - math.exp(-arrivals)
+        steps = min(ticks_with_arrivals, 1.0 / (arrivals_per_step / arrivals + 0.5))
+        return busy * steps / arrivals - steps / ticks_with_arrivals
 
     def warnings(self, by_time: bool = False) -> list[str]:
         """Settings that cannot matter: worth a word before somebody sweeps over them."""
         found = []
-        equal = self.spread == 1 and self.fixed == 0 and self.trace is None
-        if self.clock == "event" and equal and self.delay != 1 and not by_time:
-            found.append(
-                f"delay={self.delay:g} only sets the unit of time: under the event clock with equal speeds every delay "
-                "gives the same run (use spread, fixed, or the tick clock)"
-            )
+        if self.trace is not None:
+            ignored = self._changed("delay", "law", "shape", "spread", "slow", "fixed")
+            if ignored:
+                found.append(f"{ignored}: no effect beside a trace, which gives every task's duration")
+        else:
+            if self.clock == "event" and self.fixed == 0 and self.delay != 1 and not by_time:
+                found.append(
+                    f"delay={self.delay:g} only sets the unit of time: under the event clock every delay gives the "
+                    "same run (use spread to make some clients slower, fixed for a part all share, or the tick clock)"
+                )
+            if self.shape is not None and not LAWS[self.law][1]:
+                found.append(f"shape={self.shape:g}: no effect on the {self.law} law, which has none")
+            if self.slow != "last" and self.spread == 1:
+                found.append(f"slow={self.slow}: no effect with spread=1, which makes all clients equally fast")
         if self.clock == "sampled" and self.concurrency is not None:
             found.append("concurrency has no effect under the sampled clock: staleness is drawn, not simulated")
-        if self.trace is not None and (self.spread != 1 or self.delay != 1):
-            found.append("delay and spread have no effect beside a trace: it gives every task's duration")
+        if not self.dropout and self._changed("dropout_at", "rejoin_at"):
+            found.append(f"{self._changed('dropout_at', 'rejoin_at')}: no effect with dropout=0, as nobody leaves")
         return found
+
+    def _changed(self, *names: str) -> str:
+        defaults = {field.name: field.default for field in fields(self)}
+        values = {name: getattr(self, name) for name in names}
+        return ", ".join(f"{name}={value}" for name, value in values.items() if value != defaults[name])
 
 
 def _arrivals(count: int) -> str:
     return "arrival" if count == 1 else f"{count} arrivals"
 
 
-def _mean_of_spread(spread: float) -> float:
-    return 1.0 if spread == 1 else (spread - 1) / math.log(spread)
+def _pause_between_tasks(times: Sequence[float], busy: int) -> float:
+    """How long a client waits for its next task when only `busy` of them work at once: the same for fast and slow."""
+    if busy == len(times):
+        return 0.0
+    low, high = 0.0, max(times) * len(times)
+    for _ in range(50):
+        middle = 0.5 * (low + high)
+        at_work = sum(time / (time + middle) for time in times)
+        low, high = (middle, high) if at_work > busy else (low, middle)
+    return low
 
 
 def _positive(name: str, value: float) -> None:
@@ -186,6 +227,14 @@ class Durations:
         u = keyed.uniform(keyed.key(self._seed, _DELAY_STREAM, client, visit))
         return self._fixed + self._scale[client] * self._law(u, self._shape)
 
+    def mean_rounded(self, client: int, rounding: Callable[[float], int]) -> float:
+        """The mean of a client's rounded task times: its exact mean, plus what rounding changes at even quantiles."""
+        if self._trace:
+            return fmean(rounding(duration) for duration in self._trace[client])
+        scale = self._scale[client]
+        times = [self._fixed + scale * self._law((k + 0.5) / _QUANTILES, self._shape) for k in range(_QUANTILES)]
+        return self.mean[client] + fmean(rounding(time) - time for time in times)
+
 
 def slowest(mean_times: Sequence[float], fraction: float = 0.2) -> list[int]:
     """The slowest fifth of clients (at least one), ties going to the higher index."""
@@ -200,16 +249,16 @@ def fastest(mean_times: Sequence[float], fraction: float = 0.2) -> list[int]:
 
 
 def dropouts(scenario: Scenario, clients: int, seed: int) -> list[int]:
-    """The clients that leave: a keyed random choice of the scenario's fraction."""
+    """The clients that leave: a keyed random choice of the scenario's fraction, at least one of them staying."""
     order = sorted(range(clients), key=lambda i: keyed.key(seed, _DROPOUT_STREAM, i))
-    return sorted(order[: round(scenario.dropout * clients)])
+    return sorted(order[: min(round(scenario.dropout * clients), clients - 1)])
 
 
 def read_trace(path: str | Path, clients: int) -> list[list[float]]:
     """Every client's task durations, in order, from a CSV file with columns client,duration."""
     durations: list[list[float]] = [[] for _ in range(clients)]
     try:
-        with open(path, newline="", encoding="utf-8") as file:
+        with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             if not {"client", "duration"} <= set(reader.fieldnames or ()):
                 raise InvalidInput(f"trace {path} has columns {reader.fieldnames}; allowed: client,duration")

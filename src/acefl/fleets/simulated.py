@@ -12,11 +12,17 @@ from acefl import keyed
 from acefl.errors import NothingInFlight
 from acefl.fleets.lazy import LazyWork
 from acefl.rules.ace import ClientMemory
+from acefl.state import lend
 from acefl.tasks.base import Task
 from acefl.timing import Durations, Scenario
 from acefl.types import Arrival, Lost, State, Vector
 
 _WORK_STREAM, _IDLE_STREAM, _SAMPLE_STREAM = 11, 12, 13
+
+
+def work_key(seed: int, client: int, visit: int) -> int:
+    """The key of all randomness in a client's task: the same in every fleet, so that runs can be replayed."""
+    return keyed.key(seed, _WORK_STREAM, client, visit)
 
 
 def simulated_fleet(task: Task, scenario: Scenario, seed: int, *, differences: bool = False) -> SimulatedFleet:
@@ -41,9 +47,9 @@ class SimulatedFleet:
         self._heap: list[tuple[float, int, int, int]] = []  # (when, task id, client, model version)
         self._new = list(range(task.clients))  # never sent anything
         self._idle: list[int] = []  # back from work
-        self._parked: list[int] = []  # dropped out while not at work
         self._visits = [0] * task.clients
         self._gone: set[int] = set()
+        self._lost: list[Arrival | Lost] = []  # not reported yet
         self._version = 0
         self._tasks = 0
 
@@ -73,45 +79,70 @@ class SimulatedFleet:
         self._tasks += 1
         when = self.now + self.durations.of(client, visit)
         heapq.heappush(self._heap, (when, task_id, client, version))
-        self._work.add(task_id, client, keyed.key(self._seed, _WORK_STREAM, client, visit), model, version)
+        self._work.add(task_id, client, work_key(self._seed, client, visit), model, version)
 
     def next(self) -> list[Arrival | Lost]:
+        if self._lost:
+            return self._report_lost()
         if not self._heap:
-            raise NothingInFlight(f"at time {self.now:g} no client is at work: {len(self._gone)} have dropped out")
+            raise self._nothing_in_flight()
         if not self._ticks:
             return [self._finish()]
         self.now = max(self.now + 1.0, float(math.ceil(self._heap[0][0])))
-        end, arrived = self.now, []
+        end = self.now
+        arrived: list[Arrival | Lost] = []
         while self._heap and self._heap[0][0] <= end:
             arrived.append(self._finish())
         self.now = end
         return arrived
 
-    def _finish(self) -> Arrival | Lost:
+    def _report_lost(self) -> list[Arrival | Lost]:
+        lost, self._lost = self._lost, []
+        return lost
+
+    def _nothing_in_flight(self) -> NothingInFlight:
+        return NothingInFlight(
+            f"at time {self.now:g} no client is at work and none can be sent work: "
+            f"{len(self._gone)} of {len(self._visits)} have dropped out"
+        )
+
+    def _finish(self) -> Arrival:
         when, task_id, client, trained_on = heapq.heappop(self._heap)
         self.now = when
-        if client in self._gone:
-            self._parked.append(client)
-            self._work.drop(task_id)
-            return Lost(client, task_id)
         self._idle.append(client)
         update = self._work.take(task_id)
         if self._memory is not None:
             update = self._memory.difference(client, update)
         return Arrival(client, update, trained_on, self._version, task_id)
 
+    def versions_out(self) -> set[int]:
+        """Versions of the model that updates may still come from."""
+        return {version for _, _, _, version in self._heap}
+
     def drop(self, clients: Iterable[int]) -> None:
-        """These clients are gone: what they are working on is lost, and they get no more work until they rejoin."""
-        self._gone.update(clients)
-        for pool in (self._new, self._idle):
-            self._parked.extend(client for client in pool if client in self._gone)
-            pool[:] = [client for client in pool if client not in self._gone]
+        """These clients are gone at once: what they are working on is lost, and they get no work until they rejoin.
+
+        One that was never sent anything is reported as lost too, so that nobody waits for its first update.
+        """
+        leaving = set(clients) - self._gone
+        self._gone |= leaving
+        for _, task_id, client, _ in sorted(self._heap):
+            if client in leaving:
+                self._work.drop(task_id)
+                self._lost.append(Lost(client, task_id))
+        for client in self._new:
+            if client in leaving:
+                self._lost.append(Lost(client, self._tasks))
+                self._tasks += 1
+        self._heap = sorted(entry for entry in self._heap if entry[2] not in leaving)  # a sorted list is a heap
+        self._new = [client for client in self._new if client not in leaving]
+        self._idle = [client for client in self._idle if client not in leaving]
 
     def rejoin(self, clients: Iterable[int]) -> None:
         """These clients are back and may be sent work again."""
-        self._gone.difference_update(clients)
-        self._idle.extend(client for client in self._parked if client not in self._gone)
-        self._parked = [client for client in self._parked if client in self._gone]
+        back = self._gone.intersection(clients)
+        self._gone -= back
+        self._idle.extend(sorted(back))
 
     def state_dict(self) -> State:
         return {
@@ -119,9 +150,9 @@ class SimulatedFleet:
             "heap": [list(entry) for entry in self._heap],
             "new": list(self._new),
             "idle": list(self._idle),
-            "parked": list(self._parked),
             "visits": list(self._visits),
             "gone": sorted(self._gone),
+            "lost": [[lost.client, lost.task] for lost in self._lost],
             "version": self._version,
             "tasks": self._tasks,
             "work": self._work.state_dict(),
@@ -131,9 +162,10 @@ class SimulatedFleet:
     def load_state_dict(self, state: State) -> None:
         self.now = float(state["now"])
         self._heap = [(float(when), int(t), int(client), int(version)) for when, t, client, version in state["heap"]]
-        self._new, self._idle, self._parked = list(state["new"]), list(state["idle"]), list(state["parked"])
+        self._new, self._idle = list(state["new"]), list(state["idle"])
         self._visits = list(state["visits"])
         self._gone = set(state["gone"])
+        self._lost = [Lost(client, task_id) for client, task_id in state["lost"]]
         self._version, self._tasks = int(state["version"]), int(state["tasks"])
         self._work.load_state_dict(state["work"])
         if self._memory is not None:
@@ -151,7 +183,9 @@ class SampledFleet(SimulatedFleet):
         super().__init__(task, scenario, seed, memory)
         self._odds = list(itertools.accumulate(1.0 / mean for mean in self.durations.mean))
         self._history: dict[int, Vector] = {}
-        oldest = sorted(self.durations.of(c, -1 - k) for c in range(task.clients) for k in range(1000 // task.clients + 1))
+        oldest = sorted(
+            self.durations.of(c, -1 - k) for c in range(task.clients) for k in range(1000 // task.clients + 1)
+        )
         self._kept = int(oldest[-1 - len(oldest) // 1000]) + 1
 
     def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> None:
@@ -162,24 +196,33 @@ class SampledFleet(SimulatedFleet):
         self._newcomers_only = newcomers_only
 
     def next(self) -> list[Arrival | Lost]:
-        self.now += 1.0
+        if self._lost:
+            return self._report_lost()
         task_id = self._tasks
         client = self._sample(task_id)
+        self.now += 1.0
         visit = self._visits[client]
+        if visit == 0 and client in self._new:
+            self._new.remove(client)
         age = int(self.durations.of(client, visit))
         trained_on = max(self._version - age, min(self._history))
         self._visits[client] += 1
         self._tasks += 1
-        key = keyed.key(self._seed, _WORK_STREAM, client, visit)
+        key = work_key(self._seed, client, visit)
         self._work.add(task_id, client, key, self._history[trained_on], trained_on)
         update = self._work.take(task_id)
         if self._memory is not None:
             update = self._memory.difference(client, update)
         return [Arrival(client, update, trained_on, self._version, task_id)]
 
+    def versions_out(self) -> set[int]:
+        return set(self._history)
+
     def _sample(self, task_id: int) -> int:
+        if len(self._gone) == len(self._visits) or (self._newcomers_only and not self._new):
+            raise self._nothing_in_flight()
         if self._newcomers_only:
-            return next(c for c, visits in enumerate(self._visits) if not visits and c not in self._gone)
+            return self._new[0]
         for attempt in itertools.count():
             u = keyed.uniform(keyed.key(self._seed, _SAMPLE_STREAM, task_id, attempt))
             client = bisect(self._odds, u * self._odds[-1])
@@ -188,7 +231,7 @@ class SampledFleet(SimulatedFleet):
         raise AssertionError("unreachable")
 
     def state_dict(self) -> State:
-        history = {str(version): model.clone() for version, model in self._history.items()}
+        history = lend(map(str, self._history), lambda version: self._history[int(version)])
         return {**super().state_dict(), "history": history, "newcomers_only": self._newcomers_only}
 
     def load_state_dict(self, state: State) -> None:
