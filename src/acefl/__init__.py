@@ -12,9 +12,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from acefl import tasks
+    from acefl.checkpoint import Every
     from acefl.errors import AceflError, InvalidInput, NothingInFlight
     from acefl.experiment import compare, tune
     from acefl.record import Run, load
+    from acefl.resuming import resume
     from acefl.rules import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff
     from acefl.server import Server
     from acefl.simulation import simulate
@@ -31,6 +33,7 @@ _HOME = {
     "Arrival": "types",
     "CA2FL": "rules",
     "DelayAdaptiveASGD": "rules",
+    "Every": "checkpoint",
     "FedBuff": "rules",
     "InvalidInput": "errors",
     "Lost": "types",
@@ -44,6 +47,7 @@ _HOME = {
     "Table": "table",
     "compare": "experiment",
     "load": "record",
+    "resume": "resuming",
     "simulate": "simulation",
     "tune": "experiment",
 }
@@ -71,6 +75,7 @@ __all__ = [
     "AceflError",
     "Arrival",
     "DelayAdaptiveASGD",
+    "Every",
     "FedBuff",
     "InvalidInput",
     "Lost",
@@ -84,6 +89,7 @@ __all__ = [
     "Table",
     "compare",
     "load",
+    "resume",
     "simulate",
     "tasks",
     "tune",

@@ -24,12 +24,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from acefl.errors import InvalidInput
+from acefl.state import blocks, lend
 from acefl.types import Arrival, State, Vector
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FORMAT = 1
+CHECKPOINT = "checkpoint"  # the folder of a run in progress, see `acefl.rundir`
 
 
 class Events:
@@ -51,15 +53,35 @@ class Events:
         self.version.append(arrival.version)
 
     def state_dict(self) -> State:
-        columns = {name: torch.tensor(getattr(self, name)) for name in ("time", "client", "trained_on", "version")}
-        return {**columns, "reasons": {str(row): reason for row, reason in self.reasons.items()}}
+        names = [f"{start}-{stop}" for start, stop in blocks(len(self.time))]
+        return {"rows": lend(names, self._rows), "words": self._words()}
 
     def load_state_dict(self, state: State) -> None:
-        self.time = array("d", state["time"].tolist())
-        self.client, self.trained_on, self.version = (
-            array("q", state[name].tolist()) for name in ("client", "trained_on", "version")
-        )
-        self.reasons = {int(row): reason for row, reason in state["reasons"].items()}
+        words = state["words"]
+        self.time, self.client, self.trained_on, self.version = array("d"), array("q"), array("q"), array("q")
+        self.reasons = {}
+        for rows in state["rows"].values():
+            first = len(self.time)
+            for column, numbers in zip(self._columns, rows, strict=False):
+                column.frombytes(numbers.numpy().tobytes())
+            refused = rows[-1].nonzero().flatten().tolist()
+            self.reasons |= {first + row: words[int(rows[-1, row])] for row in refused}
+
+    @property
+    def _columns(self) -> list[array[Any]]:
+        return [self.time, self.client, self.trained_on, self.version]
+
+    def _words(self) -> list[str]:
+        """Every reason there was, by its number: a log that grows never changes the numbers given out before."""
+        return list(dict.fromkeys(("", *self.reasons.values())))
+
+    def _rows(self, name: str) -> torch.Tensor:
+        """The rows named `start-stop` as one tensor: the columns' bits, then the number of the reason."""
+        start, stop = map(int, name.split("-"))
+        number = {word: number for number, word in enumerate(self._words())}
+        reasons = array("q", (number[self.reasons.get(row, "")] for row in range(start, stop)))
+        parts = [*(column[start:stop] for column in self._columns), reasons]
+        return torch.stack([torch.frombuffer(part, dtype=torch.int64) for part in parts])
 
     def frame(self) -> pd.DataFrame:
         import pandas as pd
@@ -193,6 +215,8 @@ def whole_directory(target: Path) -> Iterator[Path]:
 
 def refuse_foreign(target: Path) -> None:
     """Refuse a place that a record must not replace: anything that is not a record, and where this process stands."""
+    if (target / CHECKPOINT / "lock").exists():
+        raise InvalidInput(f"{target} holds an interrupted run; resume it, or remove {target / CHECKPOINT}")
     if target.exists() and not (target.is_dir() and _is_ours(target)):
         raise InvalidInput(f"{target} exists and is not an acefl record; allowed: a new or empty directory")
     if Path.cwd().is_relative_to(target.resolve()):
@@ -201,7 +225,7 @@ def refuse_foreign(target: Path) -> None:
 
 def _is_ours(directory: Path) -> bool:
     """Empty, or with a file that only acefl writes: a config.json may be any program's and is not ours to delete."""
-    if not any(directory.iterdir()):
+    if all(entry.name == CHECKPOINT for entry in directory.iterdir()):
         return True
     for name in ("compare.json", "config.json"):
         with contextlib.suppress(InvalidInput):

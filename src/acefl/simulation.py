@@ -7,7 +7,9 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -15,13 +17,16 @@ from acefl.admission import Gate
 from acefl.errors import require
 from acefl.fleets.simulated import SimulatedFleet, simulated_fleet
 from acefl.loop import run
-from acefl.record import FORMAT, Events, Run, machine
+from acefl.record import FORMAT, Events, Run, machine, refuse_foreign
 from acefl.rules import label
 from acefl.server import Server
 from acefl.stop import Stop
 from acefl.tasks.base import Evaluation, Task
 from acefl.timing import Scenario, dropouts, fastest, slowest
 from acefl.types import Arrival, RuleSettings, State, Step
+
+if TYPE_CHECKING:
+    from acefl.checkpoint import Every
 
 Progress = Callable[[float], None]  # called now and then with the fraction of the budget spent
 
@@ -30,7 +35,8 @@ class Observer(Protocol):
     """Watches a run without changing it.
 
     Two more methods are called where an observer has them: `started(simulation)`, before anything happens, and
-    `per_client() -> dict[str, list[float]]` at the end, for columns of `run.clients`.
+    `per_client() -> dict[str, list[float]]` at the end, for columns of `run.clients`. What an observer must remember
+    across a crash it gives and takes back in `state_dict()` and `load_state_dict(state)`.
     """
 
     def arrived(self, arrival: Arrival, reason: str) -> None:
@@ -58,27 +64,35 @@ def simulate(
     evaluations: int = 50,
     observers: Sequence[Observer] = (),
     progress: Progress | None = None,
+    checkpoint: Every | None = None,
 ) -> Run:
     """Train `task` by `rule` in virtual time, evaluating `evaluations` times at even shares of the budget.
 
-    The same arguments give the same run, bit for bit. With `out` the run is also saved there.
+    The same arguments give the same run, bit for bit. With `out` the run is also saved there. With `checkpoint` its
+    state is saved there now and then: if the process is killed, `acefl.resume(out)` goes on as if it had not been.
     """
-    simulation = Simulation(
-        task,
-        rule,
-        lr=lr,
-        scenario=scenario or Scenario(),
-        stop=stop or Stop(arrivals=10_000),
-        seed=seed,
-        evaluations=evaluations,
-        observers=observers,
-    )
-    shown = 0.0
-    for spent in simulation.advance():
-        if progress is not None and spent - shown >= 0.01:
-            progress(min(spent, 1.0))
-            shown = spent
-    finished = simulation.result()
+
+    def begin() -> Simulation:
+        return Simulation(
+            task,
+            rule,
+            lr=lr,
+            scenario=scenario or Scenario(),
+            stop=stop or Stop(arrivals=10_000),
+            seed=seed,
+            evaluations=evaluations,
+            observers=observers,
+        )
+
+    if checkpoint is not None:
+        from acefl.resuming import run_resumably
+
+        require(out is not None, "checkpoint needs a directory to write to; pass out=")
+        assert out is not None
+        return run_resumably(begin, checkpoint, out, progress)
+    if out is not None:
+        refuse_foreign(Path(out))
+    finished = begin().complete(progress)
     if out is not None:
         finished.save(out)
     return finished
@@ -102,6 +116,8 @@ class Simulation:
         require(evaluations >= 1, f"evaluations is {evaluations}; allowed: at least 1")
         self.task, self.settings, self.scenario, self.stop = task, rule, scenario, stop
         self.fleet = simulated_fleet(task, scenario, seed, differences=getattr(rule, "sends_differences", False))
+        self.events = Events()
+        self.observers = list(observers)
         model = task.initial()
         self.server = Server(
             model,
@@ -109,30 +125,45 @@ class Simulation:
             lr,
             task.clients,
             gate=Gate(task.clients, model, finite=not model.is_cuda),
-            on_arrival=self._arrived,
+            on_arrival=partial(_note, self.fleet, self.events, self.observers),
         )
         self.config = configuration(task, rule, lr, scenario, stop, seed, model.numel())
-        self.events = Events()
+        self.evaluations = evaluations
         self.watcher = Watcher(task, self.fleet, evaluations)
-        self._observers = list(observers)
         self._leavers = dropouts(scenario, task.clients, seed)
         self._left = self._back = not self._leavers
         self._seconds = 0.0
-        for started in _methods(self._observers, "started"):
+        for started in _methods(self.observers, "started"):
             started(self)
 
     def mean_times(self) -> list[float]:
         """Every client's mean task time."""
         return self.fleet.durations.mean
 
+    def complete(self, progress: Progress | None = None, after_turn: Callable[[float], None] | None = None) -> Run:
+        """Go on to the end; `after_turn` hears the share of the budget spent after each turn of the loop."""
+        shown = 0.0
+        for spent in self.advance():
+            if after_turn is not None:
+                after_turn(spent)
+            if progress is not None and spent - shown >= 0.01:
+                progress(min(spent, 1.0))
+                shown = spent
+        return self.result()
+
     def advance(self) -> Iterator[float]:
-        """Go on to the end of the budget, one turn of the loop at a time: the share of the budget spent so far."""
+        """Go on to the end of the budget, one turn of the loop at a time: the share of the budget spent so far.
+
+        Between two turns, and only there, the state can be saved.
+        """
         began = time.perf_counter() - self._seconds
         if not self.watcher.metrics:
             self._evaluate(Step(0, 0, 0.0, False), 0.0)
+        if self.watcher.diverged:
+            return
         for step in run(self.server, self.fleet, self.stop):
             spent = self.stop.progress(step)
-            for observer in self._observers:
+            for observer in self.observers:
                 observer.stepped(step, self.server)
             self._come_and_go(spent)
             if spent >= self.watcher.due:
@@ -156,27 +187,25 @@ class Simulation:
         require(reason == "non-finite", f"every update of this task is refused: {reason}")
         return True
 
-    def _arrived(self, arrival: Arrival, reason: str) -> None:
-        self.events.add(self.fleet.now, arrival, reason)
-        for observer in self._observers:
-            observer.arrived(arrival, reason)
-
     def _come_and_go(self, spent: float) -> None:
+        before = self._left, self._back
         if not self._left and spent >= self.scenario.dropout_at:
             self.fleet.drop(self._leavers)
             self._left = True
         if not self._back and self.scenario.rejoin_at is not None and spent >= self.scenario.rejoin_at:
             self.fleet.rejoin(self._leavers)
             self._back = True
+        if (self._left, self._back) != before and spent < 1.0:  # whoever can now be sent work gets it at once
+            self.fleet.dispatch(self.server.model, self.server.version, newcomers_only=self.server.warming)
 
     def _evaluate(self, step: Step, spent: float) -> None:
         row = self.watcher.evaluate(step, self.server, spent)
-        for observer in self._observers:
+        for observer in self.observers:
             observer.evaluated(row)
 
     def result(self) -> Run:
         clients = self.watcher.clients(self.server)
-        for columns in _methods(self._observers, "per_client"):
+        for columns in _methods(self.observers, "per_client"):
             for name, values in columns().items():
                 for row, value in zip(clients, values, strict=True):
                     row[name] = value
@@ -201,6 +230,7 @@ class Simulation:
             "fleet": self.fleet.state_dict(),
             "watcher": self.watcher.state_dict(),
             "events": self.events.state_dict(),
+            "observers": [take() for take in _methods(self.observers, "state_dict")],
             "left": self._left,
             "back": self._back,
             "seconds": self._seconds,
@@ -209,10 +239,19 @@ class Simulation:
     def load_state_dict(self, state: State) -> None:
         self.server.load_state_dict(state["server"])
         self.fleet.load_state_dict(state["fleet"])
-        self.watcher.load_state_dict(state["watcher"], self.server)
+        self.watcher.load_state_dict(state["watcher"])
         self.events.load_state_dict(state["events"])
+        for give, own in zip(_methods(self.observers, "load_state_dict"), state["observers"], strict=True):
+            give(own)
         self._left, self._back = bool(state["left"]), bool(state["back"])
         self._seconds = float(state["seconds"])
+
+
+def _note(fleet: SimulatedFleet, events: Events, observers: list[Observer], arrival: Arrival, reason: str) -> None:
+    """No method of Simulation: that would tie the server to it, and keep a table's file open after both are dropped."""
+    events.add(fleet.now, arrival, reason)
+    for observer in observers:
+        observer.arrived(arrival, reason)
 
 
 def _methods(observers: Sequence[Observer], name: str) -> list[Callable[..., Any]]:
@@ -273,11 +312,12 @@ class Watcher:
         ]
 
     def state_dict(self) -> State:
-        return {"done": self._done, "metrics": [dict(row) for row in self.metrics]}
+        last = vars(self._last) if self._last is not None else None
+        return {"done": self._done, "metrics": [dict(row) for row in self.metrics], "last": last}
 
-    def load_state_dict(self, state: State, server: Server) -> None:
+    def load_state_dict(self, state: State) -> None:
         self._done, self.metrics = int(state["done"]), [dict(row) for row in state["metrics"]]
-        self._last = self._task.evaluate(server.model)
+        self._last = Evaluation(**state["last"]) if state["last"] is not None else None
 
 
 def configuration(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from acefl.state import lend
 from acefl.tasks.base import Task
 from acefl.types import State, Vector
 
@@ -54,12 +55,13 @@ class LazyWork:
 
     def state_dict(self) -> State:
         return {
-            "models": {str(version): model.clone() for version, model in self._models.items()},
+            "models": lend(map(str, self._models), lambda version: self._models[int(version)]),
             "waiting": [[task_id, *what] for task_id, what in self._waiting.items()],
-            "done": {str(task_id): update.clone() for task_id, update in self._done.items()},
+            "done": lend(map(str, self._done), lambda task_id: self._done[int(task_id)]),
         }
 
     def load_state_dict(self, state: State) -> None:
-        self._models = {int(version): model for version, model in state["models"].items()}
+        device = self._task.initial().device
+        self._models = {int(version): model.to(device) for version, model in state["models"].items()}
         self._waiting = {task_id: (version, client, key) for task_id, version, client, key in state["waiting"]}
-        self._done = {int(task_id): update for task_id, update in state["done"].items()}
+        self._done = {int(task_id): update.to(device) for task_id, update in state["done"].items()}

@@ -1,0 +1,126 @@
+"""States on their way to files: taken apart into plain JSON and tensors, and put together again.
+
+A state is what `state_dict()` returns: numbers, strings, tensors, and lists and dicts of them. It is a copy, so that it
+stays as it is while the run goes on. A table may be as large as the memory, though: inside `lending()` large parts are
+lent instead of copied, under names that say whether they have changed since they were last saved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+
+from acefl.errors import AceflError
+from acefl.types import State
+
+_LENDING: ContextVar[bool] = ContextVar("lending", default=False)
+
+
+class Named(Mapping[str, torch.Tensor]):
+    """Tensors that are read when asked for. Within a run a name stands for the same numbers for good."""
+
+    def __init__(self, names: Iterable[str], read: Callable[[str], torch.Tensor]) -> None:
+        self._names = dict.fromkeys(names)
+        self._read = read
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+@contextmanager
+def lending() -> Iterator[None]:
+    """States taken in here borrow what is large: use them before the run goes on."""
+    token = _LENDING.set(True)
+    try:
+        yield
+    finally:
+        _LENDING.reset(token)
+
+
+def lend(names: Iterable[str], read: Callable[[str], torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """A part of a state whose names stand for the same numbers for good: lent inside `lending()`, else copied."""
+    return Named(names, read) if _LENDING.get() else {name: read(name).clone() for name in names}
+
+
+@dataclass
+class Parts:
+    """A state taken apart: a skeleton of plain JSON, and by their place in it the tensors and the named tensors."""
+
+    skeleton: Any = None
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    named: dict[str, Named] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, state: State) -> Parts:
+        parts = cls()
+        parts.skeleton = parts._take(state, "state")
+        return parts
+
+    def _take(self, value: Any, path: str) -> Any:
+        if value is None or isinstance(value, bool | int | str):
+            return value
+        if isinstance(value, Integral):  # numpy's
+            return int(value)
+        if isinstance(value, Real):
+            number = float(value)
+            return number if math.isfinite(number) else {"$float": str(number)}
+        if isinstance(value, list):
+            return [self._take(part, f"{path}/{place}") for place, part in enumerate(value)]
+        if isinstance(value, torch.Tensor):
+            self.tensors[path] = value.detach()
+            return {"$tensor": path, "device": value.device.type}
+        if isinstance(value, Named):
+            self.named[path] = value
+            return {"$named": path}
+        if isinstance(value, dict):
+            for key in value:
+                if not isinstance(key, str) or key.startswith("$") or "/" in key:
+                    raise AceflError(f"{path} has the key {key!r}; allowed: strings without / that do not start with $")
+            return {key: self._take(part, f"{path}/{key}") for key, part in value.items()}
+        kind = type(value).__name__
+        raise AceflError(f"{path} is a {kind}; allowed: tensors, numbers, strings, and lists and dicts of them")
+
+
+def put_together(skeleton: Any, names: Mapping[str, Iterable[str]], read: Callable[[str], torch.Tensor]) -> Any:
+    """The state with this skeleton, and these names of named tensors; `read` gives the tensor that was at a place."""
+    if isinstance(skeleton, list):
+        return [put_together(part, names, read) for part in skeleton]
+    if not isinstance(skeleton, dict):
+        return skeleton
+    if "$float" in skeleton:
+        return float(skeleton["$float"])
+    if "$tensor" in skeleton:
+        return read(skeleton["$tensor"]).to(skeleton["device"])
+    if "$named" in skeleton:
+        path = skeleton["$named"]
+        return Named(names[path], lambda name: read(f"{path}/{name}"))
+    return {key: put_together(part, names, read) for key, part in skeleton.items()}
+
+
+def blocks(count: int, least: int = 1024) -> list[tuple[int, int]]:
+    """Cut a log of `count` entries, which only grows, into few ranges, most of which were there before it grew.
+
+    From the largest power of two downwards, so there are about log2(count) of them, and an entry is written again as
+    often as its range doubles.
+    """
+    ranges, start = [], 0
+    while count - start >= least:
+        size = 1 << ((count - start).bit_length() - 1)
+        ranges.append((start, start + size))
+        start += size
+    return [*ranges, (start, count)] if start < count else ranges
