@@ -80,17 +80,23 @@ def turns_of(history: History) -> Iterator[list[tuple[int, int, torch.Tensor, in
         yield turn
 
 
-def walk(history: History, rule: Any, oracle: Oracle, *, differences: bool = False) -> int:
+def walk(history: History, build: Callable[[], Any], oracle: Oracle, *, differences: bool = False) -> int:
     """Lead both through the history; they must agree on when to step and on every direction. Returns the steps made.
 
     A rule with a lossy table is held against the oracle of what it stored, so that agreement does not depend on the
-    encoding. A client that is not (yet) there is one that is: its number is taken modulo the clients.
+    encoding. A client that is not (yet) there is one that is: its number is taken modulo the clients. Now and then a
+    new rule goes on from the state of the old one.
     """
+    rule = build()
     table = getattr(rule, "table", None)
     memory = ClientMemory() if differences else None
     clients, version, task, largest = history.clients, 0, 0, 0.0
     sent = [0] * clients
-    for event in history.events:
+    for number, event in enumerate(history.events):
+        if number % 5 == 4:
+            rule, old = build(), rule
+            rule.load_state_dict(old.state_dict())
+            table = getattr(rule, "table", None)
         if isinstance(event, Leave):
             _call(rule, "forget", event.client % clients)
             oracle.forget(event.client % clients)

@@ -12,6 +12,7 @@ from tests.rules.schedules import DIM, Come, History, Join, Leave, histories, lo
 from acefl import ACE, Arrival, InvalidInput
 from acefl.rules.ace import VARIANTS, ClientMemory
 from acefl.rules.settings import ENCODINGS, WARMUPS, WEIGHTS
+from acefl.types import Rule
 
 LIKE = torch.zeros(DIM)
 
@@ -20,8 +21,11 @@ def against_oracle(history: History, method: ACE) -> int:
     samples = [3 + 5 * client for client in range(history.clients)]
     weights = [1.0] * history.clients if method.weights == "uniform" else [float(s) for s in samples]
     oracle = ACEOracle(weights, wait=method.warmup == "wait", forgets=method.variant != "client-held")
-    rule = method.build(history.clients, torch.zeros(history.dim), samples)
-    return walk(history, rule, oracle, differences=method.sends_differences)
+
+    def build() -> Rule:
+        return method.build(history.clients, torch.zeros(history.dim), samples)
+
+    return walk(history, build, oracle, differences=method.sends_differences)
 
 
 methods = st.one_of(
@@ -86,6 +90,19 @@ def test_the_running_sum_does_not_drift_over_many_arrivals() -> None:
         last[task % 3] = torch.randn(2, generator=random) * 10.0 ** float(torch.randint(-2, 3, (), generator=random))
         rule.absorb(Arrival(task % 3, last[task % 3], task, task, task))
     torch.testing.assert_close(rule.direction(), torch.stack(list(last.values())).mean(0), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_checkpoint_of_odd_weights_changes_nothing_bit_for_bit(variant: str) -> None:
+    """0.1 + 0.2 + 0.3 is not 0.3 + 0.2 + 0.1: the sum of weights is part of the state."""
+    rule, resumed = (ACE(variant, warmup="seen").build(1, LIKE) for _ in range(2))
+    for clients, weight in ((2, 0.3), (3, 0.2), (4, 0.1)):
+        rule.grow(clients, weight)
+    for task, client in enumerate((3, 2, 1)):
+        rule.absorb(Arrival(client, torch.full((DIM,), 1.0 + client), 0, task, task))
+    resumed.load_state_dict(rule.state_dict())
+    assert torch.equal(resumed.direction(), rule.direction())
+    assert resumed.state_dict()["seen_weight"] == rule.state_dict()["seen_weight"]
 
 
 def test_client_memory_sends_changes_that_add_up_to_the_last_gradient() -> None:

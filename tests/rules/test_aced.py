@@ -21,7 +21,7 @@ def against_oracle(history: History, method: ACED) -> int:
     weights = [1.0] * history.clients if method.weights == "uniform" else [float(s) for s in samples]
     wait = method.warmup == "wait"
     oracle = ACEDOracle(weights, history.dim, tau=method.tau, freshness=method.freshness, wait=wait)
-    return walk(history, method.build(history.clients, torch.zeros(history.dim), samples), oracle)
+    return walk(history, lambda: method.build(history.clients, torch.zeros(history.dim), samples), oracle)
 
 
 methods = st.builds(

@@ -13,4 +13,4 @@ from acefl import ASGD
 @settings(max_examples=30)
 @given(histories(elastic=True))
 def test_every_arrival_is_a_step_on_it_alone(history: History) -> None:
-    walk(history, ASGD().build(history.clients, torch.zeros(DIM)), ASGDOracle())
+    walk(history, lambda: ASGD().build(history.clients, torch.zeros(DIM)), ASGDOracle())

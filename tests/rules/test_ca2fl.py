@@ -14,8 +14,8 @@ from acefl.rules.settings import ENCODINGS
 
 
 def against_oracle(history: History, method: CA2FL) -> int:
-    rule = method.build(history.clients, torch.zeros(history.dim))
-    return walk(history, rule, CA2FLOracle(history.clients, history.dim, method.buffer))
+    oracle = CA2FLOracle(history.clients, history.dim, method.buffer)
+    return walk(history, lambda: method.build(history.clients, torch.zeros(history.dim)), oracle)
 
 
 methods = st.builds(CA2FL, buffer=st.integers(1, 6), table=st.sampled_from(ENCODINGS))

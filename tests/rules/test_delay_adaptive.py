@@ -15,8 +15,8 @@ from acefl import DelayAdaptiveASGD, InvalidInput
 @settings(max_examples=40)
 @given(histories(elastic=True), st.none() | st.integers(1, 6))
 def test_a_staler_update_than_the_threshold_makes_a_smaller_step(history: History, threshold: int | None) -> None:
-    rule = DelayAdaptiveASGD(threshold).build(history.clients, torch.zeros(DIM))
-    walk(history, rule, DelayAdaptiveOracle(threshold or history.clients))
+    method, oracle = DelayAdaptiveASGD(threshold), DelayAdaptiveOracle(threshold or history.clients)
+    walk(history, lambda: method.build(history.clients, torch.zeros(DIM)), oracle)
 
 
 def test_wrong_settings_are_refused_by_name() -> None:

@@ -16,8 +16,8 @@ from acefl.rules.fedbuff import STALENESS
 @settings(max_examples=50)
 @given(histories(elastic=True), st.integers(1, 6), st.sampled_from(STALENESS))
 def test_every_step_is_the_mean_of_the_buffer(history: History, buffer: int, staleness: str) -> None:
-    rule = FedBuff(buffer, staleness).build(history.clients, torch.zeros(DIM))
-    walk(history, rule, FedBuffOracle(buffer, staleness))
+    method = FedBuff(buffer, staleness)
+    walk(history, lambda: method.build(history.clients, torch.zeros(DIM)), FedBuffOracle(buffer, staleness))
 
 
 def test_wrong_settings_are_refused_by_name() -> None:
