@@ -1,0 +1,105 @@
+"""Work computed late and together is the work computed at once and alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from acefl import tasks
+from acefl.fleets.lazy import LazyWork
+from acefl.tasks.base import Evaluation
+from acefl.types import Vector
+
+
+class CountingTask:
+    """A quadratic that remembers how often it was asked for what."""
+
+    objective = "gap"
+
+    def __init__(self, batch_limit: int) -> None:
+        self.inner = tasks.quadratic(clients=7, dim=5, noise=0.5, seed=0)
+        self.clients, self.samples, self.batch_limit = 7, [1] * 7, batch_limit
+        self.calls: list[list[tuple[int, int]]] = []
+
+    def describe(self) -> dict[str, Any]:
+        return self.inner.describe()
+
+    def initial(self) -> Vector:
+        return self.inner.initial()
+
+    def updates(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
+        self.calls.append(list(zip(clients, keys, strict=True)))
+        return self.inner.updates(models, clients, keys)
+
+    def evaluate(self, model: Vector) -> Evaluation:
+        return self.inner.evaluate(model)
+
+
+def filled(batch_limit: int) -> tuple[CountingTask, LazyWork, dict[int, Vector]]:
+    """Ten tasks on three model versions, and what each must give."""
+    task = CountingTask(batch_limit)
+    work, expected = LazyWork(task), {}
+    model = task.initial()
+    for task_id in range(10):
+        client, key, version = task_id % 7, 100 + task_id, task_id // 4
+        work.add(task_id, client, key, model, version)
+        expected[task_id] = task.inner.updates(model.unsqueeze(0), [client], [key])[0]
+        if task_id % 4 == 3:
+            model -= 0.1  # the server goes on changing its model in place
+    return task, work, expected
+
+
+@pytest.mark.parametrize("batch_limit", [1, 3, 64])
+def test_late_is_as_good_as_at_once(batch_limit: int) -> None:
+    task, work, expected = filled(batch_limit)
+    for task_id in (4, 0, 9, 1, 2, 3, 8, 7, 6, 5):
+        torch.testing.assert_close(work.take(task_id), expected[task_id], rtol=1e-5, atol=1e-6)
+    assert max(len(call) for call in task.calls) <= batch_limit
+    assert sorted(key for call in task.calls for _, key in call) == [100 + task_id for task_id in range(10)]
+
+
+def test_nothing_is_computed_before_it_is_needed_and_then_everything_is() -> None:
+    task, work, _ = filled(64)
+    assert task.calls == []
+    work.take(3)
+    assert len(task.calls) == 1
+    work.take(9)
+    assert len(task.calls) == 1
+    work.add(10, 0, 110, task.initial(), 7)
+    work.take(5)
+    assert len(task.calls) == 1
+    work.take(10)
+    assert task.calls[1] == [(0, 110)]
+
+
+def test_what_nobody_will_ask_for_is_not_computed() -> None:
+    task, work, expected = filled(64)
+    for task_id in (0, 5, 77):
+        work.drop(task_id)
+    torch.testing.assert_close(work.take(1), expected[1])
+    assert {key for call in task.calls for _, key in call} == {100 + k for k in range(10)} - {100, 105}
+    work.drop(2)  # computed already, and forgotten
+    with pytest.raises(KeyError):
+        work.take(2)
+
+
+def test_an_update_is_given_once() -> None:
+    _, work, _ = filled(64)
+    work.take(0)
+    with pytest.raises(KeyError):
+        work.take(0)
+
+
+@pytest.mark.parametrize("taken", [(), (2,)])
+def test_saved_work_goes_on_bit_for_bit(taken: tuple[int, ...]) -> None:
+    """Saved before anything is computed, and with computed and waiting tasks side by side."""
+    task, work, _ = filled(3)
+    for task_id in taken:
+        work.take(task_id)
+    work.add(10, 4, 110, task.initial() + 1.0, 9)
+    again = LazyWork(task)
+    again.load_state_dict(work.state_dict())
+    for task_id in set(range(11)) - set(taken):
+        assert torch.equal(again.take(task_id), work.take(task_id))
