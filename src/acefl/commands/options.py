@@ -1,0 +1,201 @@
+"""The options that commands share, each declared once, and the settings they stand for.
+
+An option that is not given is None, and its value is decided where it is decided for Python users too: in
+`acefl.experiment`, `acefl.timing` and `acefl.tasks`. The words and defaults that the help shows are copies, since the
+originals live beside torch; `tests/test_cli.py` holds them to the originals.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+
+from acefl.errors import InvalidInput, require
+
+if TYPE_CHECKING:
+    from acefl.stop import Stop
+    from acefl.timing import Scenario
+    from acefl.types import RuleSettings
+
+TASK, SCENARIO, BUDGET, RATE, OUTPUT = "Task", "Scenario", "Budget", "Learning rate", "Output"  # panels of the help
+
+METHODS = ("ACE", "ACED", "CA2FL", "FedBuff", "ASGD", "DelayAdaptiveASGD")
+TASKS = ("digits", "quadratic")
+MODELS = ("softmax", "mlp")
+PARTITIONS = ("dirichlet", "shards", "pathological", "iid")
+CLOCKS = ("event", "tick", "sampled")
+LAWS = ("constant", "exponential", "lognormal", "uniform", "pareto", "two-speed")
+SPEEDS = ("last", "random")
+
+
+def _option(panel: str, metavar: str, text: str, default: object = None, words: tuple[str, ...] = ()) -> Any:
+    """An option whose value is None when it is not given; `default` is what the help says it then is."""
+    choice = f" ({', '.join(words)})" if words else ""
+    shown = f" [dim]\\[{default}][/dim]" if default is not None else ""
+    return typer.Option(
+        help=f"{text}{choice}{shown}",
+        rich_help_panel=panel,
+        metavar=metavar,
+        show_default=False,
+        click_type=click.Choice(words, case_sensitive=False) if words else None,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskOptions:
+    """What is trained, on whose data."""
+
+    task: Annotated[str, _option(TASK, "NAME", "What to train", "digits", TASKS)] = "digits"
+    clients: Annotated[int | None, _option(TASK, "N", "How many clients", 100)] = None
+    alpha: Annotated[float | None, _option(TASK, "X", "digits: Dirichlet parameter, small is uneven", 0.1)] = None
+    model: Annotated[str | None, _option(TASK, "NAME", "digits: the model", "softmax", MODELS)] = None
+    partition: Annotated[str | None, _option(TASK, "NAME", "digits: the split", "dirichlet", PARTITIONS)] = None
+    classes_per_client: Annotated[
+        int | None, _option(TASK, "N", "digits: labels per client, for shards and pathological", 2)
+    ] = None
+    batch: Annotated[int | None, _option(TASK, "N", "digits: samples per gradient", 20)] = None
+    dim: Annotated[int | None, _option(TASK, "N", "quadratic: number of parameters", 50)] = None
+    heterogeneity: Annotated[float | None, _option(TASK, "X", "quadratic: how far optima lie apart", 1.0)] = None
+    noise: Annotated[float | None, _option(TASK, "X", "quadratic: noise of the gradients", 0.5)] = None
+
+    def build(self) -> dict[str, Any]:
+        """All settings of the task, for `acefl.experiment`; an option that only another task has is refused."""
+        from acefl import tasks
+        from acefl.experiment import DEFAULT_TASK
+
+        given = _given(self)
+        name = given.pop("task")
+        parameters = inspect.signature(tasks.TASKS[name]).parameters
+        settings = {key: parameter.default for key, parameter in parameters.items() if key != "seed"}
+        for key in given:
+            allowed = ", ".join(map(_flag, settings))
+            require(key in settings, f"{_flag(key)} does not apply to task {name}; allowed: {allowed}")
+        default = DEFAULT_TASK if DEFAULT_TASK["name"] == name else {"name": name}
+        return {**settings, **default, **given}
+
+
+@dataclasses.dataclass(frozen=True)
+class ScenarioOptions:
+    """The fields of `acefl.Scenario`: how fast clients are, how time passes, and who is there."""
+
+    clock: Annotated[str | None, _option(SCENARIO, "NAME", "When the server acts", "event", CLOCKS)] = None
+    delay: Annotated[float | None, _option(SCENARIO, "X", "Mean task time of the fastest, the paper's β", 1.0)] = None
+    law: Annotated[str | None, _option(SCENARIO, "NAME", "How single tasks vary", "exponential", LAWS)] = None
+    shape: Annotated[
+        float | None,
+        _option(SCENARIO, "X", "lognormal: sigma, pareto: tail index, two-speed: ratio", "1.0, 1.5, 10.0"),
+    ] = None
+    spread: Annotated[float | None, _option(SCENARIO, "X", "Mean task time, slowest over fastest", 30.0)] = None
+    slow: Annotated[str | None, _option(SCENARIO, "NAME", "Who is slow; last ties speed to data", "last", SPEEDS)] = (
+        None
+    )
+    fixed: Annotated[float | None, _option(SCENARIO, "X", "Time added to every task of everybody", 0.0)] = None
+    trace: Annotated[
+        str | None, _option(SCENARIO, "FILE", "CSV (client,duration) in place of law, delay and spread")
+    ] = None
+    concurrency: Annotated[int | None, _option(SCENARIO, "N", "Clients at work at once", "all")] = None
+    dropout: Annotated[float | None, _option(SCENARIO, "X", "Fraction of clients that leave ...", 0.0)] = None
+    dropout_at: Annotated[float | None, _option(SCENARIO, "X", "... at this fraction of the budget ...", 0.5)] = None
+    rejoin_at: Annotated[float | None, _option(SCENARIO, "X", "... and come back at this one", "never")] = None
+
+    def build(self) -> Scenario:
+        """The default comparison's scenario, with what was given in place of it."""
+        from acefl.experiment import DEFAULT_SCENARIO
+
+        base = dataclasses.replace(DEFAULT_SCENARIO, delay=1.0, spread=1.0) if self.trace else DEFAULT_SCENARIO
+        return dataclasses.replace(base, **_given(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class StopOptions:
+    """The fields of `acefl.Stop`: when a run ends, whichever limit comes first."""
+
+    arrivals: Annotated[
+        int | None, _option(BUDGET, "N", "End after so many accepted uploads", "10000, if no limit is given")
+    ] = None
+    steps: Annotated[int | None, _option(BUDGET, "N", "End after so many server steps")] = None
+    time: Annotated[float | None, _option(BUDGET, "X", "End after so much virtual time")] = None
+
+    def build(self) -> Stop:
+        """The limits that were given, or the default comparison's."""
+        from acefl.experiment import DEFAULT_STOP
+        from acefl.stop import Stop
+
+        given = _given(self)
+        return Stop(**given) if given else DEFAULT_STOP
+
+
+def check_rate(lr: float | None) -> float | None:
+    """Before anything is loaded or run, since every method needs it."""
+    require(lr is None or 0 < lr < float("inf"), f"lr is {lr}; allowed: a finite number above 0")
+    return lr
+
+
+def check_seed(seed: int) -> int:
+    """What both torch and scikit-learn take for a seed."""
+    require(0 <= seed < 2**32, f"seed is {seed}; allowed: from 0 to {2**32 - 1}")
+    return seed
+
+
+Methods = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method",
+        metavar="NAME",
+        help=f"One of {', '.join(METHODS)}, with settings as in 'ACED(tau=300)'; again for each [dim]\\[all six][/dim]",
+        show_default=False,
+    ),
+]
+Method = Annotated[
+    str, typer.Option(metavar="NAME", help=f"One of {', '.join(METHODS)}, with settings as in 'ACED(tau=300)'")
+]
+Seeds = Annotated[
+    str,
+    typer.Option(metavar="N", help="How many seeds (3 is 0, 1 and 2), or which, as in 4,7", rich_help_panel=BUDGET),
+]
+Seed = Annotated[
+    int,
+    typer.Option(
+        metavar="N", help="Of data split, schedule and minibatches", callback=check_seed, rich_help_panel=BUDGET
+    ),
+]
+Evaluations = Annotated[int, typer.Option(metavar="N", min=1, help="Points per curve", rich_help_panel=BUDGET)]
+RateCentre = Annotated[
+    float,
+    typer.Option(metavar="X", help="Middle of the first five rates tried", callback=check_rate, rich_help_panel=RATE),
+]
+Workers = Annotated[int | None, _option(OUTPUT, "N", "Processes at work at once", "one per core, at most 8")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else", rich_help_panel=OUTPUT)
+]
+
+
+def parse_methods(names: list[str] | None) -> list[RuleSettings]:
+    """The methods a person named, or the paper's."""
+    from acefl.experiment import PAPER_METHODS
+    from acefl.rules import parse
+
+    return [parse(name) for name in names] if names else list(PAPER_METHODS)
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`3` is the first three seeds; `4,7` are these two; `4,` is this one."""
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        numbers = []
+    if not numbers or (len(numbers) == 1 and "," not in text and numbers[0] < 1):
+        raise InvalidInput(f"seeds is {text!r}; allowed: how many, such as 3, or which, such as 4,7")
+    return [check_seed(number) for number in numbers] if "," in text else list(range(numbers[0]))
+
+
+def _given(options: Any) -> dict[str, Any]:
+    return {name: value for name, value in dataclasses.asdict(options).items() if value is not None}
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
