@@ -56,7 +56,10 @@ class ThisProcess:
 
     def finished(self, pending: Iterable[Future[float]]) -> Iterable[Future[float]]:
         future, work, job = self._jobs.popleft()
-        future.set_result(work(job))
+        try:
+            future.set_result(work(job))
+        except Exception as problem:
+            future.set_exception(problem)
         return [future]
 
     def abandon(self) -> None:

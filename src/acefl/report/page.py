@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Iterable
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -22,10 +23,14 @@ from acefl.report.recorded import Comparison
 
 
 def write(comparison: Comparison, out: Path) -> Path:
-    """Write the page whole or not at all."""
+    """Write a comparison's page whole or not at all."""
+    return write_whole(render(comparison), out)
+
+
+def write_whole(html: str, out: Path) -> Path:
+    """Write a page whole or not at all."""
     if out.is_dir():
         raise InvalidInput(f"{out}: is a directory; give the file to write, such as {out / 'report.html'}")
-    html = render(comparison)
     unfinished = out.with_name(f".{out.name}.unfinished")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -37,23 +42,46 @@ def write(comparison: Comparison, out: Path) -> Path:
 
 
 def render(comparison: Comparison) -> str:
-    """The page as text; the same files give the same bytes."""
-    from plotly.offline import get_plotlyjs
-
+    """A comparison's page as text; the same files give the same bytes."""
     table = tables.table_of(comparison)
     comparison = _in_order(comparison, list(table["method"]))
-    drawn = figures.of(comparison)
-    return Template(_part("page.html")).substitute(
-        title=escape(comparison.title),
-        subtitle=escape(_subtitle(comparison)),
-        headline="".join(f"<p>{escape(sentence)}</p>" for sentence in headline.sentences(comparison)),
+    return assemble(
+        title=comparison.title,
+        subtitle=_subtitle(comparison),
+        sentences=headline.sentences(comparison),
         table=_table(table, comparison),
         notes=_notes(comparison),
         legend=_legend(comparison),
-        figures="".join(_section(figure) for figure in drawn),
+        figures=figures.of(comparison),
         provenance=provenance.section(comparison),
+    )
+
+
+def assemble(
+    *,
+    title: str,
+    subtitle: str,
+    sentences: Iterable[str],
+    table: str,
+    notes: str,
+    legend: str,
+    figures: list[Figure],
+    provenance: str,
+) -> str:
+    """The page every report shares. `table`, `notes`, `legend` and `provenance` are HTML, the rest is plain text."""
+    from plotly.offline import get_plotlyjs
+
+    return Template(_part("page.html")).substitute(
+        title=escape(title),
+        subtitle=escape(subtitle),
+        headline="".join(f"<p>{escape(sentence)}</p>" for sentence in sentences),
+        table=table,
+        notes=notes,
+        legend=legend,
+        figures="".join(_section(figure) for figure in figures),
+        provenance=provenance,
         style=_part("page.css"),
-        panels=_panels(drawn),
+        panels=_panels(figures),
         plotly=get_plotlyjs(),
         script=_part("page.js"),
     )

@@ -1,0 +1,265 @@
+"""A grid of runs that survives being killed: results land as they finish, and a second call goes on where it was.
+
+A grid is a TOML file:
+
+    method = ["ACE", "ACED(tau=300)"]     # any key may be one value or a list: lists multiply
+    lr = [0.05, 0.2]
+    seed = [0, 1, 2]
+    [task]
+    name = "digits"
+    alpha = [0.1, 1.0]
+    [scenario]
+    spread = [1.0, 30.0]
+    [stop]
+    arrivals = 5000
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from acefl.errors import InvalidInput, require
+from acefl.experiment import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, Job, make
+from acefl.record import FORMAT, machine, read_json, write_json
+from acefl.rules import parse
+from acefl.stop import Stop
+from acefl.timing import Scenario
+from acefl.workers import open_pool
+
+KEYS = ("method", "lr", "seed", "evaluations", "task", "scenario", "stop")
+Settings = dict[str, Any]  # "method" -> "ACE", "task.alpha" -> 0.1, ...
+Progress = Callable[[int, int, str], None]  # cells done, cells in all, what was done last
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One run of the grid: its settings, and a name that is theirs alone."""
+
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        text = json.dumps(self.settings, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def job(self, folder: Path) -> Job:
+        settings = self.settings
+        return Job(
+            task=_part(settings, "task", {} if "task.name" in settings else dict(DEFAULT_TASK)),
+            rule=parse(str(settings.get("method", "ACE"))),
+            lr=_number("lr", settings["lr"]),
+            scenario=_fields(Scenario, _part(settings, "scenario", dataclasses.asdict(DEFAULT_SCENARIO))),
+            stop=_fields(Stop, _part(settings, "stop", {}) or dataclasses.asdict(DEFAULT_STOP)),
+            seed=int(_number("seed", settings.get("seed", 0))),
+            evaluations=int(_number("evaluations", settings.get("evaluations", 50))),
+            out=folder / "cells" / self.name,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """Every combination of the settings that were given as lists."""
+
+    axes: dict[str, list[Any]]  # what varies
+    fixed: Settings
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Grid:
+        """The grid a TOML file describes."""
+        return cls.of(read_settings(path))
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Grid:
+        axes: dict[str, list[Any]] = {}
+        fixed: Settings = {}
+        for key, value in _flat(content):
+            head = key.partition(".")[0]
+            require(head in KEYS, f"grid has {key!r}; allowed: {', '.join(KEYS)}")
+            if isinstance(value, list):
+                require(bool(value), f"grid: {key} is an empty list; allowed: at least one value")
+                axes[key] = value
+            else:
+                fixed[key] = value
+        require("lr" in axes or "lr" in fixed, "grid has no lr; give one value or a list")
+        return cls(axes, fixed)
+
+    def cells(self) -> list[Cell]:
+        """All combinations, the last axis running fastest."""
+        names = list(self.axes)
+        return [
+            Cell({**self.fixed, **dict(zip(names, values, strict=True))})
+            for values in itertools.product(*self.axes.values())
+        ]
+
+
+def read_settings(path: str | os.PathLike[str]) -> Settings:
+    """A TOML file's settings, tables as dotted keys."""
+    try:
+        return dict(_flat(tomllib.loads(Path(path).read_text(encoding="utf-8"))))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidInput(f"cannot read grid {path}: {error}") from None
+
+
+def parse_axis(text: str) -> tuple[str, list[Any]]:
+    """`task.alpha=0.1,1` as a key and its values: numbers where they are numbers, commas in brackets left alone."""
+    key, sign, values = text.partition("=")
+    require(bool(sign and key and values), f"--vary {text!r}; allowed: KEY=V,V such as lr=0.05,0.2")
+    return key.strip(), [_value(part.strip()) for part in re.split(r",(?![^(]*\))", values)]
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a call of `sweep` left behind."""
+
+    directory: Path
+    done: int
+    failed: dict[str, str]  # cell name -> one line why
+
+
+def sweep(
+    grid: Grid,
+    out: str | os.PathLike[str],
+    *,
+    workers: int | None = None,
+    ray: str | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Make every run of the grid that is not there yet.
+
+    Cells land in `out/cells`, each whole or not at all, so a killed sweep goes on where it was when called again. A
+    cell that fails is written down and does not stop the others; the next call tries it again. `ray` is the address of
+    a Ray cluster ("local" starts one here) that shares this file system; without it cells run in worker processes.
+    """
+    folder = Path(out)
+    cells = grid.cells()
+    for cell in cells:
+        _check(cell, folder)
+    _claim(folder, grid)
+    waiting = [cell for cell in cells if not (folder / "cells" / cell.name / "summary.json").exists()]
+    done, failed = len(cells) - len(waiting), {}
+    if progress is not None:
+        progress(done, len(cells), "")
+    with _pool(workers, ray) as pool:
+        pending: dict[Future[float], Cell] = {pool.submit(_make, cell.job(folder)): cell for cell in waiting}
+        try:
+            while pending:
+                for future in pool.finished(pending):
+                    cell = pending.pop(future)
+                    problem = future.exception()
+                    note = folder / "cells" / f"{cell.name}.failed.json"
+                    if problem is None:
+                        done += 1
+                        note.unlink(missing_ok=True)
+                    else:
+                        failed[cell.name] = f"{type(problem).__name__}: {problem}"
+                        write_json(note, {"settings": cell.settings, "problem": failed[cell.name]})
+                    if progress is not None:
+                        progress(done + len(failed), len(cells), _words(cell, grid))
+        except BaseException:
+            pool.abandon()
+            raise
+    return Outcome(folder, done, failed)
+
+
+def _make(job: Job) -> float:
+    return make(job).wall_seconds
+
+
+def _pool(workers: int | None, ray: str | None) -> Any:
+    if ray is None:
+        return open_pool(workers)
+    from acefl.ray_pool import open_ray_pool
+
+    return open_ray_pool(ray, workers)
+
+
+def _check(cell: Cell, folder: Path) -> None:
+    """Refuse a grid whose settings are wrong before any work is done."""
+    job = cell.job(folder)
+    require(job.lr > 0, f"lr is {job.lr}; allowed: above 0")
+    clients = job.task.get("clients") if isinstance(job.task, Mapping) else None
+    if clients is not None:
+        job.scenario.check(int(clients))
+
+
+def _claim(folder: Path, grid: Grid) -> None:
+    """Write the grid down; a directory that holds another grid, or something else, is refused."""
+    described = {"format": FORMAT, "axes": grid.axes, "fixed": grid.fixed}
+    note = folder / "sweep.json"
+    if note.exists():
+        known = read_json(note)
+        require(
+            known.get("axes") == grid.axes and known.get("fixed") == grid.fixed,
+            f"{folder} holds another sweep; allowed: a new directory, or the grid that is there",
+        )
+        return
+    require(not folder.exists() or not any(folder.iterdir()), f"{folder} is not empty and holds no sweep")
+    (folder / "cells").mkdir(parents=True, exist_ok=True)
+    write_json(note, {**described, "machine": machine()})
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _part(settings: Settings, head: str, base: dict[str, Any]) -> dict[str, Any]:
+    own = {key.removeprefix(f"{head}."): value for key, value in settings.items() if key.startswith(f"{head}.")}
+    return {**base, **own} if own or head != "stop" else {}
+
+
+def _fields(kind: type[Any], values: dict[str, Any]) -> Any:
+    allowed = [field.name for field in dataclasses.fields(kind)]
+    for name in values:
+        require(name in allowed, f"{kind.__name__.lower()} has no setting {name!r}; allowed: {', '.join(allowed)}")
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise InvalidInput(f"{kind.__name__.lower()}: {error}") from None
+
+
+def _number(name: str, value: Any) -> float:
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    require(good, f"{name} is {value!r}; allowed: a number")
+    return float(value)
+
+
+def _words(cell: Cell, grid: Grid) -> str:
+    return ", ".join(f"{axis.rpartition('.')[2]} {cell.settings[axis]}" for axis in grid.axes) or "the only cell"
+
+
+def results(directory: str | os.PathLike[str]) -> Any:
+    """One row per finished cell as a DataFrame: what varied, the final metrics, steps, arrivals, time."""
+    import pandas as pd
+
+    folder = Path(directory)
+    note = read_json(folder / "sweep.json")
+    rows = []
+    for cell in Grid(note["axes"], note["fixed"]).cells():
+        path = folder / "cells" / cell.name / "summary.json"
+        if path.exists():
+            summary = read_json(path)
+            varied = {axis: cell.settings[axis] for axis in note["axes"]}
+            counts = {name: summary[name] for name in ("steps", "arrivals", "time", "wall_seconds", "diverged")}
+            rows.append({**varied, **summary["final"], **counts, "cell": cell.name})
+    return pd.DataFrame(rows)

@@ -1,0 +1,156 @@
+"""Laws of a sweep: the same cells whatever runs them, killed or not, and one failure stops nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import acefl.sweep as sweeping
+from acefl.errors import InvalidInput
+from acefl.report import sweeps
+from acefl.sweep import Grid, parse_axis, results, sweep
+
+SMALL: dict[str, Any] = {
+    "method": ["ACE", "ASGD"],
+    "lr": [0.02, 0.05],
+    "evaluations": 3,
+    "task": {"name": "quadratic", "clients": 5, "dim": 3, "heterogeneity": [0.0, 1.0]},
+    "scenario": {"spread": 3.0},
+    "stop": {"arrivals": 40},
+}
+
+
+def numbers(directory: Path) -> pd.DataFrame:
+    return results(directory).drop(columns="wall_seconds").sort_values("cell").reset_index(drop=True)
+
+
+def test_a_grid_is_the_product_of_its_lists() -> None:
+    cells = Grid.of(SMALL).cells()
+    assert len(cells) == 8
+    assert len({cell.name for cell in cells}) == 8
+    assert {cell.settings["task.heterogeneity"] for cell in cells} == {0.0, 1.0}
+
+
+def test_a_cell_is_named_by_its_settings_alone(tmp_path: Path) -> None:
+    reordered = dict(reversed(SMALL.items()))
+    assert {c.name for c in Grid.of(SMALL).cells()} == {c.name for c in Grid.of(reordered).cells()}
+
+
+def test_what_is_there_is_not_made_again_and_what_is_missing_is(tmp_path: Path) -> None:
+    whole = sweep(Grid.of(SMALL), tmp_path / "whole", workers=1)
+    assert (whole.done, whole.failed) == (8, {})
+    before = numbers(whole.directory)
+    victim = whole.directory / "cells" / before["cell"][3]
+    kept = whole.directory / "cells" / before["cell"][4] / "summary.json"
+    made = kept.stat().st_mtime_ns
+    for file in victim.iterdir():
+        file.unlink()
+    victim.rmdir()
+    assert sweep(Grid.of(SMALL), whole.directory, workers=1).done == 8
+    pd.testing.assert_frame_equal(numbers(whole.directory), before)
+    assert kept.stat().st_mtime_ns == made
+
+
+def test_a_failed_cell_is_written_down_stops_nothing_and_is_tried_again(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("client,duration\n0,1.0\n")  # nothing for clients 1 to 4: runs with them fail
+    scenario = {"spread": 1.0, "trace": str(trace)}
+    grid = Grid.of({**SMALL, "lr": 0.05, "task": {**SMALL["task"], "clients": [1, 5]}, "scenario": scenario})
+    outcome = sweep(grid, tmp_path / "out", workers=1)
+    assert (outcome.done, len(outcome.failed)) == (4, 4)
+    assert all("no duration for client 1" in problem for problem in outcome.failed.values())
+    note = tmp_path / "out" / "cells" / f"{next(iter(outcome.failed))}.failed.json"
+    assert json.loads(note.read_text())["settings"]["task.clients"] == 5
+    trace.write_text("client,duration\n" + "".join(f"{client},1.0\n" for client in (0, 1, 2, 3, 4)))
+    again = sweep(grid, tmp_path / "out", workers=1)
+    assert (again.done, again.failed) == (8, {})
+    assert not note.exists()
+
+
+def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
+    sweep(Grid.of(SMALL), tmp_path / "never-killed", workers=1)
+    (tmp_path / "grid.json").write_text(json.dumps(SMALL))
+    script = (
+        "import json, sys; from acefl.sweep import Grid, sweep\n"
+        "sweep(Grid.of(json.load(open(sys.argv[1]))), sys.argv[2], workers=1)"
+    )
+    target = tmp_path / "killed"
+    child = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "grid.json"), str(target)])
+    deadline = time.monotonic() + 60
+    while not list(target.glob("cells/[!.]*/summary.json")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    landed = len(results(target))
+    assert landed >= 1
+    assert sweep(Grid.of(SMALL), target, workers=1).done == 8
+    pd.testing.assert_frame_equal(numbers(target), numbers(tmp_path / "never-killed"))
+
+
+@pytest.mark.ray
+def test_ray_and_this_process_give_the_same_cells(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="the ray extra is not installed")
+    grid = Grid.of({**SMALL, "lr": 0.05, "method": "ACE"})
+    sweep(grid, tmp_path / "here", workers=1)
+    assert sweep(grid, tmp_path / "ray", workers=1, ray="local").done == 2
+    pd.testing.assert_frame_equal(numbers(tmp_path / "ray"), numbers(tmp_path / "here"))
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ({"lr": 0.1, "methods": "ACE"}, "'methods'; allowed: method"),
+        ({"method": "ACE"}, "no lr"),
+        ({"lr": []}, "empty list"),
+        ({"lr": 0.1, "method": "ACF"}, "unknown method 'ACF'"),
+        ({"lr": 0.1, "scenario": {"sprad": 2}}, "no setting 'sprad'"),
+        ({"lr": "fast"}, "lr is 'fast'"),
+        ({"lr": -1.0}, "lr is -1"),
+        ({"lr": 0.1, "task": {"name": "quadratic", "clients": 3}, "scenario": {"concurrency": 4}}, "at most"),
+    ],
+)
+def test_a_wrong_grid_is_refused_before_any_work(tmp_path: Path, content: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InvalidInput, match=complaint.replace("(", r"\(")):
+        sweep(Grid.of(content), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_directory_with_another_grid_or_other_files_is_refused(tmp_path: Path) -> None:
+    grid = Grid.of({**SMALL, "method": "ACE", "lr": 0.05, "task": {**SMALL["task"], "heterogeneity": 1.0}})
+    sweep(grid, tmp_path / "mine", workers=1)
+    with pytest.raises(InvalidInput, match="another sweep"):
+        sweep(Grid.of(SMALL), tmp_path / "mine")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+    with pytest.raises(InvalidInput, match="not empty"):
+        sweep(grid, tmp_path / "other")
+
+
+def test_flags_read_as_toml_would() -> None:
+    assert parse_axis("task.alpha=0.1,1") == ("task.alpha", [0.1, 1])
+    assert parse_axis("method=ACE,ACED(tau=3, warmup='seen')")[1] == ["ACE", "ACED(tau=3, warmup='seen')"]
+    with pytest.raises(InvalidInput, match="KEY=V,V"):
+        parse_axis("lr")
+
+
+def test_a_broken_grid_file_gets_one_line(tmp_path: Path) -> None:
+    (tmp_path / "grid.toml").write_text("lr = [0.1")
+    with pytest.raises(InvalidInput, match="cannot read grid"):
+        sweeping.read_settings(tmp_path / "grid.toml")
+
+
+def test_the_page_shows_a_map_and_a_curve_for_what_varies(tmp_path: Path) -> None:
+    sweep(Grid.of(SMALL), tmp_path / "s", workers=1)
+    html = sweeps.build(tmp_path / "s").read_text()
+    assert "map-client-loss-lr-task-heterogeneity" in html
+    assert "along-lr" in html
+    assert html == sweeps.build(tmp_path / "s").read_text()
