@@ -3,16 +3,85 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
+from acefl import homes, kernels
 from acefl.errors import InvalidInput, require
-from acefl.kernels import Accumulator, Key, Layout, Row, Sum, choose
+from acefl.kernels.layout import GROUP, LOWEST, Key, Layout, Sum
+from acefl.state import lend
 from acefl.types import State, Vector
 
+
+class Accumulator:
+    """A running sum of terms that come and go, kept more precisely than the float32 `value` it is read as.
+
+    Short sums are float64: the fewest operations. Long ones are integers with one exponent per group of numbers: no
+    more bytes than float32, and a term that is added and later taken away leaves exactly nothing behind.
+    """
+
+    def __init__(self, like: Vector) -> None:
+        size, device = like.numel(), like.device
+        self._value: Vector | None = None
+        self._stale = False
+        if size < kernels.LONG:
+            self._value = torch.zeros(size, device=device)
+            self.sum = Sum(torch.zeros(size, dtype=torch.float64, device=device), value=self._value)
+        else:
+            exponents = torch.full((-(-size // GROUP),), LOWEST, dtype=torch.int32, device=device)
+            self.sum = Sum(torch.zeros(size, dtype=torch.int32, device=device), exponents=exponents)
+
+    @property
+    def value(self) -> Vector:
+        """The sum as float32. Borrowed: read it before the next change, never write to it."""
+        if self._value is None:
+            self._value = torch.empty_like(self.sum.total, dtype=torch.float32)
+            self._stale = True
+        if self._stale:
+            kernels.read(self.sum, self._value)
+            self._stale = False
+        return self._value
+
+    def zero_(self) -> None:
+        self.sum.total.zero_()
+        if self.sum.exponents is not None:
+            self.sum.exponents.fill_(LOWEST)
+        self._renew()
+
+    def state_dict(self) -> State:
+        state = {"total": self.sum.total.clone()}
+        if self.sum.exponents is not None:
+            state["exponents"] = self.sum.exponents.clone()
+        return state
+
+    def load_state_dict(self, state: State) -> None:
+        total = self.sum.total
+        require(
+            state["total"].shape == total.shape and state["total"].dtype == total.dtype,
+            f"the saved sum has {state['total'].numel()} numbers, this one {total.numel()}",
+        )
+        total.copy_(state["total"])
+        if self.sum.exponents is not None:
+            self.sum.exponents.copy_(state["exponents"])
+        self._renew()
+
+    def changing(self) -> Sum:
+        """The sum, for a kernel that is about to change it."""
+        self._stale = self.sum.value is None
+        return self.sum
+
+    def _renew(self) -> None:
+        self._stale = self.sum.value is None
+        if self.sum.value is not None:
+            self.sum.value.copy_(self.sum.total)
+
+
 class Table:
-    """Every client's latest update: n rows of d numbers, in some encoding, in some home."""
+    """Every client's latest update: n rows of d numbers, in some encoding, in some home.
+
+    Sums over rows are formed from what is stored, so they stay sums over the table whatever the encoding.
+    """
 
     def __init__(
         self,
@@ -23,104 +92,129 @@ class Table:
         home: str | os.PathLike[str] = "memory",
         seed: int = 0,
     ) -> None:
-        self.clients, self.dim, self.encoding, self.seed = clients, like.numel(), encoding, seed
+        require(clients >= 0, f"clients is {clients}; allowed: 0 or more")
+        self.clients, self.dim, self.encoding = clients, like.numel(), encoding
+        self.changed: set[int] = set()  # rows changed or dropped since somebody last cleared it
+        self._seed, self._device = seed, like.device
         self._layout = Layout(encoding, self.dim)
-        self._kernels = choose(self._layout, like.device)
-        self._device = like.device
-        self._rows: dict[int, Row] = {}
+        self._lossless = self._layout.encoding.bits == 32
+        self._kernels = kernels.choose(self._layout, like.device)
+        self._home = homes.find(home, self._layout, like.device, clients)
         self._visits: dict[int, int] = {}
-        self.changed: set[int] = set()
 
     def __contains__(self, client: int) -> bool:
-        return client in self._rows
+        return client in self._home.present
 
     @property
     def nbytes(self) -> int:
-        """Bytes the table takes when every client has a row."""
+        """Bytes the table takes when every client has a row, scales included."""
         return self.clients * self._layout.row_bytes
 
     def exchange(self, client: int, new: Vector, into: Accumulator | Vector, scale: float) -> None:
-        """into += scale * (stored(new) - stored(old)); the row now holds stored(new)."""
-        self._kernels.exchange(self._row(client), new, _sum(into), scale, self._key(client))
+        """into += scale * (stored(new) - stored(old)); the row now holds stored(new).
+
+        A client without a row counts as zeros.
+        """
+        new, row = self._checked(client, new), self._home.open(client)
+        self._kernels.exchange(row, new, _sum(into), scale, self._key(client))
+        self._home.save(client, row)
         self.changed.add(client)
 
     def exchange_and_step(
         self, client: int, new: Vector, into: Accumulator, scale: float, model: Vector, rate: float
     ) -> None:
-        """`exchange`, then model -= rate * into.value, in one pass over memory."""
-        self._kernels.exchange_and_step(
-            self._row(client), new, _sum(into), scale, self._key(client), model, rate
-        )
+        """`exchange`, then model -= rate * into.value, bit for bit, in one pass over memory."""
+        if model.dtype != torch.float32 or not model.is_contiguous():
+            self.exchange(client, new, into, scale)
+            model.sub_(into.value, alpha=rate)
+            return
+        new, row = self._checked(client, new), self._home.open(client)
+        self._kernels.exchange_and_step(row, new, _sum(into), scale, self._key(client), model, rate)
+        self._home.save(client, row)
         self.changed.add(client)
 
     def add_row(self, client: int, into: Accumulator | Vector, scale: float) -> None:
-        """into += scale * stored(row)."""
-        if client in self._rows:
-            self._kernels.add(self._rows[client], _sum(into), scale)
+        """into += scale * stored(row); a client without a row adds nothing."""
+        self._check(client)
+        if client in self:
+            self._kernels.add(self._home.open(client), _sum(into), scale)
 
     def row(self, client: int) -> Vector:
         """A decoded copy of a row; zeros for a client without one."""
         self._check(client)
-        if client not in self._rows:
+        if client not in self:
             return torch.zeros(self.dim, device=self._device)
-        return self._kernels.decode(self._rows[client])
+        return self._kernels.decode(self._home.open(client))
 
     def forget(self, client: int) -> None:
         """Drop a row; the caller has subtracted it from every sum that held it."""
         self._check(client)
-        self._rows.pop(client, None)
+        self._home.drop(client)
         self.changed.add(client)
 
     def grow(self, clients: int) -> None:
         """Make room for more clients."""
         require(clients >= self.clients, f"a table of {self.clients} clients cannot shrink to {clients}")
+        self._home.grow(clients)
         self.clients = clients
 
     def total(self, weights: Sequence[float] | None = None) -> Vector:
         """The (weighted) sum of all rows in float64, from the rows alone: what a running sum must equal."""
         total = torch.zeros(self.dim, dtype=torch.float64, device=self._device)
-        for client in sorted(self._rows):
+        for client in sorted(self._home.present):
             total.add_(self.row(client).double(), alpha=1.0 if weights is None else weights[client])
         return total
 
-    def state_dict(self) -> State:
-        present = sorted(self._rows)
-        rows = [self._rows[client].raw for client in present]
-        empty = torch.zeros((0, self._layout.row_bytes), dtype=torch.uint8)
-        return {
-            "clients": self.clients,
-            "present": present,
-            "visits": [self._visits.get(client, 0) for client in range(self.clients)],
-            "rows": torch.stack(rows) if rows else empty,
-        }
+    def state_dict(self, rows: Iterable[int] | None = None) -> State:
+        """Everything, bit for bit; or, with `rows`, only those rows: an increment to an earlier state."""
+        present = sorted(self._home.present)
+        included = present if rows is None else sorted(self._home.present.intersection(rows))
+        visits = [self._visits.get(client, 0) for client in range(self.clients)]
+        names = {f"{client}@{visits[client]}": client for client in included}
+        copies = lend(names, lambda name: self._home.open(names[name]).raw.cpu())
+        return {"clients": self.clients, "present": present, "visits": visits, "rows": copies}
 
     def load_state_dict(self, state: State) -> None:
-        self.clients = state["clients"]
-        self._visits = dict(enumerate(state["visits"]))
-        self._rows = {}
-        for client, raw in zip(state["present"], state["rows"], strict=True):
-            self._row(client).raw.copy_(raw)
-        self.changed = set(range(self.clients))
+        """Become the table that was saved. An increment is loaded on top of the states before it."""
+        clients, present, rows = state["clients"], set(state["present"]), state["rows"]
+        included = [int(name.partition("@")[0]) for name in rows]
+        missing = sorted(present - set(included) - self._home.present)
+        require(not missing, f"an increment without rows {missing[:5]}; load the states before it first")
+        if clients > self.clients:
+            self.grow(clients)
+        self.clients = clients
+        self._visits = {client: visits for client, visits in enumerate(state["visits"]) if visits}
+        dropped = self._home.present - present
+        for client in dropped:
+            self._home.drop(client)
+        for client, saved in zip(included, rows.values(), strict=True):
+            size, own = saved.numel(), self._layout.row_bytes
+            require(size == own, f"a saved row takes {size} bytes, this table's {own}: another encoding or model")
+            row = self._home.open(client)
+            row.raw.copy_(saved)
+            self._home.save(client, row)
+        self.changed.update(dropped, included)
 
     def _check(self, client: int) -> None:
         if not 0 <= client < self.clients:
             raise InvalidInput(f"client {client} is not in a table of {self.clients} clients")
 
+    def _checked(self, client: int, new: Vector) -> Vector:
+        """The update as the kernels take it, without a copy where it is a plain float32 vector already."""
+        self._check(client)
+        if new.numel() != self.dim:
+            raise InvalidInput(f"an update of {new.numel()} numbers for a table of {self.dim}")
+        if new.dtype is torch.float32 and new.device == self._device and new.is_contiguous() and not new.requires_grad:
+            return new
+        return new.detach().to(self._device, torch.float32).contiguous()
+
     def _key(self, client: int) -> Key:
         visit = self._visits[client] = self._visits.get(client, 0) + 1
-        return Key.of(self.seed, client, visit)
+        return _NO_DRAWS if self._lossless else Key.of(self._seed, client, visit)
 
-    def _row(self, client: int) -> Row:
-        row = self._rows.get(client)
-        if row is None:
-            self._check(client)
-            raw = torch.zeros(self._layout.row_bytes, dtype=torch.uint8, device=self._device)
-            row = self._rows[client] = Row.of(raw, self._layout)
-        return row
+
+_NO_DRAWS = Key(0, 0)
 
 
 def _sum(into: Accumulator | Vector) -> Sum:
-    if not isinstance(into, Accumulator):
-        return Sum(into)
-    into.stale = into.sum.exponents is not None
-    return into.sum
+    return into.changing() if isinstance(into, Accumulator) else Sum(into)

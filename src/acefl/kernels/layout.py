@@ -29,7 +29,7 @@ class Encoding(NamedTuple):
     bits: int
     block: int  # numbers that share a scale and a run of rounding hashes
     largest: int  # codes reach from -largest to largest; 0 where there are no scales
-    dtype: torch.dtype  # of the stored codes
+    dtype: torch.dtype  # of the codes; those of bf16 are bit patterns
 
     @property
     def step(self) -> float:
@@ -42,7 +42,7 @@ class Encoding(NamedTuple):
 
 ENCODINGS: Final = {
     "fp32": Encoding(bits=32, block=1, largest=0, dtype=torch.float32),
-    "bf16": Encoding(bits=16, block=128, largest=0, dtype=torch.bfloat16),
+    "bf16": Encoding(bits=16, block=128, largest=0, dtype=torch.int16),
     "int8": Encoding(bits=8, block=128, largest=127, dtype=torch.int8),
     "int4": Encoding(bits=4, block=32, largest=7, dtype=torch.uint8),
 }

@@ -1,37 +1,58 @@
-"""The table's arithmetic in plain torch: what every other kernel must equal bit for bit, and what runs without them."""
+"""The table's arithmetic in plain numpy: what every other kernel must equal bit for bit, and what runs without them.
+
+It also serves short vectors, where the fixed cost of a call is all there is, and numpy's is lower than torch's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from acefl.kernels.layout import GROUP, TINY, Key, Layout, Row, Sum
 from acefl.types import Vector
 
-CHUNK = 1 << 15  # numbers worked on at once on a CPU: temporaries stay in the cache however long the vector
+Array = np.ndarray[Any, Any]
+F, S, U = np.float32, np.int32, np.uint32  # float, signed, unsigned
+CHUNK = 1 << 15  # numbers worked on at once: temporaries stay in the cache however long the vector
+
+
+class Part(NamedTuple):
+    """A stretch of a row and of a sum, as arrays."""
+
+    start: int
+    codes: Array
+    scales: Array
+    total: Array
+    value: Array | None
+    exponents: Array | None
 
 
 class Reference:
-    """Kernels for one layout on one device."""
+    """Kernels for one layout, on vectors in host memory."""
 
-    name = "torch"
+    name = "numpy"
 
-    def __init__(self, layout: Layout, device: torch.device) -> None:
+    def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self._chunk = min(layout.dim, CHUNK) if device.type == "cpu" else layout.dim
-        self._wide = torch.empty(self._chunk, dtype=torch.float64, device=device)
-        self._other = torch.empty_like(self._wide)
-        pairs = -(-self._chunk // layout.encoding.block) * layout.encoding.block // 2
-        self._counter = torch.arange(pairs, dtype=torch.int32, device=device)
+        block = layout.encoding.block
+        self._wide = np.empty(min(layout.dim, CHUNK))
+        self._counter = np.arange(-(-self._wide.size // block) * block // 2, dtype=U)
 
     def exchange(self, row: Row, new: Vector, into: Sum, scale: float, key: Key) -> None:
         """Add scale * (stored(new) - stored(old)) to the sum, and store new."""
-        if self._chunk == self.layout.dim:
-            self._exchange(row, new, into, scale, key, 0)
-            return
-        for part, piece, sums in self._pieces(row, into):
-            self._exchange(piece, new[part], sums, scale, key, part.start)
+        update = new.numpy()
+        for part in self._parts(row, into):
+            x = update[part.start : part.start + CHUNK]
+            if self.layout.encoding.bits == 32:
+                self._add(part, x, part.codes, scale)
+                part.codes[:] = x
+            else:
+                old = self._decode(part)
+                self._encode(part, x, key)
+                self._add(part, self._decode(part), old, scale)
 
     def exchange_and_step(
         self, row: Row, new: Vector, into: Sum, scale: float, key: Key, model: Vector, rate: float
@@ -45,154 +66,147 @@ class Reference:
 
     def add(self, row: Row, into: Sum, scale: float) -> None:
         """Add scale * stored(row) to the sum."""
-        for _, piece, sums in self._pieces(row, into):
-            values = self._decode(piece, sums.total.numel())
-            if sums.exponents is not None:
-                self._add_fixed(sums, scale, values, None, self._tops(values, piece))
-            else:
-                self._add_float(sums, scale, values, None)
+        for part in self._parts(row, into):
+            self._add(part, self._decode(part), F(0), scale)
 
     def decode(self, row: Row) -> Vector:
         """The numbers a row stands for, as a new float32 vector."""
-        return self._decode(row, self.layout.dim).to(torch.float32, copy=True)
+        values = torch.empty(self.layout.dim)
+        for part in self._parts(row, Sum(values)):
+            part.total[:] = self._decode(part)
+        return values
 
-    def _pieces(self, row: Row, into: Sum) -> Iterator[tuple[slice, Row, Sum]]:
-        dim, chunk, encoding = self.layout.dim, self._chunk, self.layout.encoding
-        packed = row.codes.element_size() * 8 // encoding.bits
-        total, value, exponents = into
-        for start in range(0, dim, chunk):
-            part = slice(start, min(start + chunk, dim))
-            codes = row.codes[start // packed : (start + chunk + packed - 1) // packed]
-            scales = row.scales[start // encoding.block : -(-part.stop // encoding.block)]
-            sums = Sum(
-                total[part],
-                None if value is None else value[part],
-                None if exponents is None else exponents[start // GROUP : -(-part.stop // GROUP)],
-            )
-            yield part, Row(row.raw, codes, scales), sums
-
-    def _exchange(self, row: Row, new: Vector, into: Sum, scale: float, key: Key, start: int) -> None:
-        size, fixed, lossless = new.numel(), into.exponents is not None, self.layout.encoding.bits == 32
-        old = self._decode(row, size)
-        tops = self._tops(old, row) if fixed else None
-        if not lossless:
-            self._encode(row, new, key, start)
-        fresh = new if lossless else self._decode(row, size)
-        if tops is not None:
-            self._add_fixed(into, scale, fresh, old, torch.maximum(tops, self._tops(fresh, row)))
-        else:
-            self._add_float(into, scale, fresh, old)
-        if lossless:
-            row.codes.copy_(new)
-
-    def _add_float(self, into: Sum, scale: float, new: Vector, old: Vector | None) -> None:
-        """Sums in float64; the total is float64 itself, or a plain float32 vector."""
-        wide, other = self._wide, self._other
-        if new.numel() < self._chunk:
-            wide, other = wide[: new.numel()], other[: new.numel()]
-        wide.copy_(new)
-        if old is not None:
-            wide.sub_(other.copy_(old))
-        if into.value is not None:
-            into.total.add_(wide, alpha=scale)
-            into.value.copy_(into.total)
-        else:
-            into.total.copy_(wide.mul_(scale).add_(other.copy_(into.total)))
-
-    def _add_fixed(self, into: Sum, scale: float, new: Vector, old: Vector | None, tops: torch.Tensor) -> None:
-        """Sums in integers: what is added comes out again exactly, so nothing is left behind, however long the run.
-
-        A term counts as the nearest multiple of 2**exponent. The exponent of a group rises where a term would pass
-        2**28 or the sum 2**30, so 29 bits or more are in use, against the 24 of a float32.
-        """
-        assert into.exponents is not None
-        scale = torch.tensor(scale, dtype=torch.float32).item()
-        needed = ((tops * abs(scale)).view(torch.int32) >> 23) - (127 + 27)
-        exponents = torch.maximum(into.exponents, needed)
-        rise = (exponents - into.exponents).clamp_(max=30)[:, None]
-        total = _groups(into.total)
-        total = (total + ((1 << rise) >> 1)) >> rise
-        factors = (_power(-exponents) * scale)[:, None]
-        total += torch.round(_groups(new) * factors).to(torch.int32)
-        if old is not None:
-            total -= torch.round(_groups(old) * factors).to(torch.int32)
-        full = (total.abs().amax(dim=1) >= 1 << 30).to(torch.int32)
-        total = (total + full[:, None]) >> full[:, None]
-        into.total.copy_(total.view(-1)[: new.numel()])
-        into.exponents.copy_(exponents + full)
-
-    def _tops(self, values: Vector, row: Row) -> torch.Tensor:
-        """For each group of numbers, a bound on their size: from the scales where there are any."""
-        encoding = self.layout.encoding
-        if not encoding.largest:
-            return _groups(values).to(torch.float32).abs().amax(dim=1)
-        return _groups(_scale(row.scales), GROUP // encoding.block).amax(dim=1) * encoding.largest
-
-    def _decode(self, row: Row, size: int) -> Vector:
-        encoding = self.layout.encoding
-        codes = row.codes
-        if not encoding.largest:
-            return codes.to(torch.float32)
-        if encoding.bits == 4:
-            codes = codes.view(-1, encoding.block // 2)
-            codes = torch.cat([codes & 15, codes >> 4], dim=1).view(-1).to(torch.int8)
-            codes = (codes ^ 8) - 8
-        values = _groups(codes, encoding.block).to(torch.float32) * _scale(row.scales)[:, None]
-        return values.view(-1)[:size]
-
-    def _encode(self, row: Row, new: Vector, key: Key, start: int) -> None:
-        encoding = self.layout.encoding
-        x = _groups(new, encoding.block)
-        draws = self._draws(x.numel(), key, start)
-        if not encoding.largest:
-            codes = (x.view(torch.int32) + draws) >> 16
-            row.codes.view(torch.int16).copy_(codes.view(-1)[: new.numel()])
+    def _parts(self, row: Row, into: Sum) -> Iterator[Part]:
+        codes, scales, total = row.codes.numpy(), row.scales.numpy(), into.total.numpy()
+        value = None if into.value is None else into.value.numpy()
+        exponents = None if into.exponents is None else into.exponents.numpy()
+        if self.layout.dim <= CHUNK:
+            yield Part(0, codes, scales, total, value, exponents)
             return
-        highest = (x.view(torch.int32) & 0x7FFFFFFF).amax(dim=1)
-        scales = (highest.view(torch.float32) * encoding.step).view(torch.int32) + 0xFFFF >> 16
-        row.scales.copy_(torch.where(highest < TINY, 0, scales))
-        scales = _scale(row.scales)
-        inverses = torch.where(scales > 0, 65536 * scales.reciprocal(), 0)
-        codes = ((x * inverses[:, None]).to(torch.int32) + draws) >> 16
+        block, packed = self.layout.encoding.block, codes.itemsize * 8 // self.layout.encoding.bits
+        for start in range(0, self.layout.dim, CHUNK):
+            stop = start + CHUNK
+            yield Part(
+                start,
+                codes[start // packed : stop // packed],
+                scales[start // block : stop // block],
+                total[start:stop],
+                None if value is None else value[start:stop],
+                None if exponents is None else exponents[start // GROUP : stop // GROUP],
+            )
+
+    def _add(self, part: Part, new: Array, old: Array | np.float32, scale: float) -> None:
+        if part.exponents is not None:
+            _add_integers(part.total, part.exponents, new, old, scale)
+            return
+        wide = self._wide[: new.size]
+        np.subtract(new, old, out=wide, dtype=np.float64)
+        np.multiply(wide, scale, out=wide)
+        np.add(part.total, wide, out=part.total, casting="same_kind")
+        if part.value is not None:
+            part.value[:] = part.total
+
+    def _decode(self, part: Part) -> Array:
+        encoding, codes = self.layout.encoding, part.codes
+        if encoding.bits == 32:
+            return codes
+        if encoding.bits == 16:
+            return _floats(codes)
+        if encoding.bits == 4:
+            pairs = codes.reshape(-1, encoding.block // 2)
+            codes = np.concatenate([pairs & 15, pairs >> 4], axis=1).view(np.int8).reshape(-1)
+            codes = (codes ^ 8) - 8
+        values = _lines(codes.astype(F), encoding.block)
+        values *= _floats(part.scales)[:, None]
+        return values.reshape(-1)[: part.total.size]
+
+    def _encode(self, part: Part, new: Array, key: Key) -> None:
+        encoding = self.layout.encoding
+        x = _lines(new, encoding.block)
+        draws = self._draws(x, part.start, key)
+        if encoding.bits == 16:
+            draws += x.view(U)
+            draws >>= 16
+            part.codes[:] = draws.reshape(-1)[: new.size]
+            return
+        tops = (x.view(U) & 0x7FFFFFFF).max(axis=1)
+        patterns = ((tops.view(F) * F(encoding.step)).view(U) + 0xFFFF) >> 16
+        patterns[tops < TINY] = 0
+        part.scales[:] = patterns
+        scales = (patterns << 16).view(F)
+        inverses = np.zeros_like(scales)
+        np.divide(F(65536), scales, out=inverses, where=patterns > 0)
+        codes = (x * inverses[:, None]).astype(S)
+        codes += draws.view(S)
+        codes >>= 16
         if encoding.bits == 4:
             half = encoding.block // 2
             codes = (codes[:, :half] & 15) | ((codes[:, half:] & 15) << 4)
-        row.codes.copy_(codes.reshape(-1)[: row.codes.numel()])
+        part.codes[:] = codes.reshape(-1)[: part.codes.size]
 
-    def _draws(self, size: int, key: Key, start: int) -> torch.Tensor:
+    def _draws(self, like: Array, start: int, key: Key) -> Array:
         """One number below 2**16 per element, a block per line; a hash serves two elements, one in either half."""
-        x = self._counter[: size // 2] + _signed((key.first + start // 2) & 0xFFFFFFFF)
-        x ^= (x >> 16) & 0xFFFF
-        x *= _signed(0x7FEB352D)
-        x ^= (x >> 15) & 0x1FFFF
-        x += _signed(key.second)
-        x *= _signed(0x846CA68B)
-        x ^= (x >> 16) & 0xFFFF
-        x = x.view(-1, self.layout.encoding.block // 2)
-        return torch.cat([x & 0xFFFF, (x >> 16) & 0xFFFF], dim=1)
+        lines, block = like.shape
+        x = self._counter[: lines * block // 2] + U((key.first + start // 2) & 0xFFFFFFFF)
+        x ^= x >> 16
+        x *= 0x7FEB352D
+        x ^= x >> 15
+        x += key.second
+        x *= 0x846CA68B
+        x ^= x >> 16
+        hashes = x.reshape(lines, block // 2)
+        draws = np.empty((lines, block), U)
+        np.bitwise_and(hashes, 0xFFFF, out=draws[:, : block // 2])
+        np.right_shift(hashes, 16, out=draws[:, block // 2 :])
+        return draws
 
 
 def read(of: Sum, value: Vector) -> None:
     """Write a sum of integers as float32."""
     assert of.exponents is not None
-    factors = _power(of.exponents).repeat_interleave(GROUP)[: value.numel()]
-    torch.mul(of.total.to(torch.float32), factors, out=value)
+    units = _power(of.exponents.numpy())
+    for start in range(0, value.numel(), CHUNK):
+        part = slice(start, start + CHUNK)
+        counts = _lines(of.total.numpy()[part].astype(F), GROUP)
+        counts *= units[start // GROUP : (start + CHUNK) // GROUP, None]
+        value.numpy()[part] = counts.reshape(-1)[: value.numel() - start]
 
 
-def _groups(x: torch.Tensor, size: int = GROUP) -> torch.Tensor:
+def _add_integers(total: Array, exponents: Array, new: Array, old: Array | np.float32, scale: float) -> None:
+    """Sums in integers: what is added comes out again exactly, so nothing is left behind, however long the run.
+
+    A term counts as the nearest multiple of 2**exponent. The exponent of a group rises where a term would pass 2**28 or
+    the sum 2**30; so 29 bits of the largest sum yet are in use, against the 24 of a float32.
+    """
+    new, old = _lines(new, GROUP), _lines(old, GROUP) if isinstance(old, np.ndarray) else old
+    bounds = np.maximum(np.abs(new), np.abs(old)).max(axis=1)
+    needed = ((bounds * abs(F(scale))).view(S) >> 23) - (127 + 27)
+    raised = np.maximum(exponents, needed)
+    rise = np.minimum(raised - exponents, 30)[:, None]
+    counts = (_lines(total, GROUP) + ((1 << rise) >> 1)) >> rise
+    factors = (F(scale) * _power(-raised))[:, None]
+    counts += np.rint(new * factors).astype(S)
+    counts -= np.rint(old * factors).astype(S)
+    full = (np.abs(counts).max(axis=1) >= 1 << 30).astype(S)
+    counts = (counts + full[:, None]) >> full[:, None]
+    total[:] = counts.reshape(-1)[: total.size]
+    exponents[:] = raised + full
+
+
+def _lines(x: Array, size: int) -> Array:
     """The vector as lines of `size` numbers, the last one filled up with zeros."""
-    missing = -x.numel() % size
-    return (torch.nn.functional.pad(x, (0, missing)) if missing else x).view(-1, size)
+    missing = -x.size % size
+    if missing:
+        filled = np.zeros(x.size + missing, x.dtype)
+        filled[: x.size] = x
+        x = filled
+    return x.reshape(-1, size)
 
 
-def _scale(bits: torch.Tensor) -> torch.Tensor:
-    return (bits.to(torch.int32) << 16).view(torch.float32)
+def _floats(patterns: Array) -> Array:
+    """The numbers whose upper 16 bits these are: bfloat16."""
+    return (patterns.astype(U) << 16).view(F)
 
 
-def _power(exponents: torch.Tensor) -> torch.Tensor:
-    return ((exponents + 127) << 23).view(torch.float32)
-
-
-def _signed(x: int) -> int:
-    """The same 32 bits as a signed integer: torch multiplies those with wrap-around."""
-    return x - (1 << 32) if x >= 1 << 31 else x
+def _power(exponents: Array) -> Array:
+    return ((exponents + 127) << 23).view(F)

@@ -1,0 +1,103 @@
+"""The table's kernels for long vectors on a CPU: numba's loops, shared among threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from acefl.kernels import loops
+from acefl.kernels.layout import GROUP, Key, Layout, Row, Sum
+from acefl.kernels.reference import Array, Reference
+from acefl.types import Vector
+
+NOTHING: Array = np.empty(0, np.float32)
+ALONE = 16 * loops.BITE  # with fewer groups than this, waking a second thread costs more than it saves
+
+
+class Compiled(Reference):
+    """One pass over memory for sums of integers; sums of other kinds are left to plain numpy."""
+
+    name = "numba"
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout)
+        encoding = layout.encoding
+        codes = GROUP * encoding.bits // 8 // encoding.dtype.itemsize
+        self._shape = codes, GROUP // encoding.block if encoding.largest else 0  # codes and scales of a group
+
+    def exchange(self, row: Row, new: Vector, into: Sum, scale: float, key: Key) -> None:
+        if into.exponents is None:
+            super().exchange(row, new, into, scale, key)
+        else:
+            self._exchange_groups(row, new, into, scale, key, NOTHING, 0.0)
+
+    def exchange_and_step(
+        self, row: Row, new: Vector, into: Sum, scale: float, key: Key, model: Vector, rate: float
+    ) -> None:
+        if into.exponents is None:
+            super().exchange_and_step(row, new, into, scale, key, model, rate)
+        else:
+            self._exchange_groups(row, new, into, scale, key, model.numpy(), rate)
+
+    def add(self, row: Row, into: Sum, scale: float) -> None:
+        if into.exponents is None:
+            super().add(row, into, scale)
+            return
+        total, exponents = into.total.numpy(), into.exponents.numpy()
+        _share(loops.add, exponents.size, *_arrays(row), total, exponents, np.float32(scale), *self._shape)
+
+    def _exchange_groups(
+        self, row: Row, new: Vector, into: Sum, scale: float, key: Key, model: Array, rate: float
+    ) -> None:
+        assert into.exponents is not None
+        total, exponents = into.total.numpy(), into.exponents.numpy()
+        draws = np.uint32(key.first), np.uint32(key.second)
+        sums = total, exponents, np.float32(scale)
+        step = model, np.float32(-rate)
+        _share(loops.exchange, exponents.size, *_arrays(row), new.numpy(), *sums, *draws, *step, *self._shape)
+
+
+def read(of: Sum, value: Vector) -> None:
+    """Write a sum of integers as float32."""
+    assert of.exponents is not None
+    exponents = of.exponents.numpy()
+    _share(loops.read, exponents.size, of.total.numpy(), exponents, value.numpy())
+
+
+def _arrays(row: Row) -> tuple[Array, Array]:
+    return row.codes.numpy(), row.scales.numpy()
+
+
+_pool: ThreadPoolExecutor | None = None
+
+
+def _share(loop: Callable[..., None], groups: int, *arguments: Any) -> None:
+    """Run a loop on as many threads as torch uses. Each takes the next bite until none is left.
+
+    Our own threads, because numba's either die when two servers of one process call them at once, or need a second
+    OpenMP runtime beside torch's.
+    """
+    global _pool
+    helpers = torch.get_num_threads() - 1 if groups >= ALONE else 0
+    if helpers and (_pool is None or _pool._max_workers < helpers):
+        _pool = ThreadPoolExecutor(helpers, thread_name_prefix="acefl-kernel")
+    bites = np.zeros(1, np.int64)
+    tasks = [_pool.submit(loop, *arguments, bites) for _ in range(helpers)] if _pool else []
+    loop(*arguments, bites)
+    for task in tasks:
+        if not task.cancel():
+            task.result()
+
+
+def _forget_pool() -> None:
+    """A forked process inherits the pool but none of its threads."""
+    global _pool
+    _pool = None
+
+
+os.register_at_fork(after_in_child=_forget_pool)
