@@ -97,6 +97,7 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # Ray's own
 def test_ray_and_this_process_give_the_same_cells(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="the ray extra is not installed")
     grid = Grid.of({**SMALL, "lr": 0.05, "method": "ACE"})

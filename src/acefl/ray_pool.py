@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
@@ -18,6 +19,7 @@ def open_ray_pool(address: str, workers: int | None = None) -> Iterator[Pool]:
         import ray
     except ImportError:
         raise InvalidInput("--ray needs Ray: pip install 'acefl[ray]'") from None
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's future default; without it, it warns
     try:
         # The dashboard would open a port; nothing of ours needs it.
         ray.init(
