@@ -6,24 +6,28 @@ process, in a worker, or on another machine.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import math
 import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from acefl import tasks
 from acefl.errors import require
-from acefl.record import FORMAT, Run, machine, whole_directory, write_json
+from acefl.record import FORMAT, Run, machine, plain, whole_directory, write_json
 from acefl.rules import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff, label
 from acefl.search import LearningRateSearch
-from acefl.simulation import simulate
+from acefl.simulation import settings_of, simulate
 from acefl.stop import Stop
 from acefl.tasks.base import Task
 from acefl.timing import Scenario
@@ -71,21 +75,27 @@ def make(job: Job) -> Run:
 
 def build_task(source: TaskSource, seed: int) -> Task:
     """The task for a seed; one that is described by settings is built once per process."""
-    return source(seed) if callable(source) else _build({**source, "seed": seed})
-
-
-def _build(description: dict[str, Any]) -> Task:
-    return _build_cached(tuple(sorted(description.items())))
+    if callable(source):
+        return source(seed)
+    require(
+        isinstance(source, Mapping), f"task is {type(source).__name__}; allowed: settings, or what builds one by seed"
+    )
+    return _build(json.dumps(plain({**source, "seed": seed}), sort_keys=True))
 
 
 @lru_cache(maxsize=8)
-def _build_cached(description: tuple[tuple[str, Any], ...]) -> Task:
-    return tasks.build(dict(description))
+def _build(description: str) -> Task:
+    return tasks.build(json.loads(description))
+
+
+def _built_once(source: TaskSource) -> TaskSource:
+    """What builds a task, so that each seed's is built once: loading a user's data may take long."""
+    return lru_cache(maxsize=8)(source) if callable(source) else source
 
 
 def _score(job: Job) -> float:
     run = make(job)
-    return math.inf if run.diverged else run.final[build_task(job.task, job.seed).objective]
+    return math.inf if run.diverged else run.final[run.config["objective"]]
 
 
 def _save(job: Job) -> float:
@@ -131,27 +141,30 @@ def compare(
     names = [label(rule) for rule in methods]
     for name in names:
         require(names.count(name) == 1, f"method {name} is given twice")
-    scenario.check(build_task(task, seeds[0]).clients)
+    task = _built_once(task)
+    first = build_task(task, seeds[0])
+    scenario.check(first.clients)
     began = time.perf_counter()
     with whole_directory(Path(out)) as folder:
         plan = Job(task, methods[0], math.nan, scenario, stop, TUNING_SEED, evaluations)
         contenders = [
-            _Contender(rule, name, LearningRateSearch(lr_centre) if lr is None else None, lr or math.nan)
+            _Contender(
+                rule, name, LearningRateSearch(lr_centre) if lr is None else None, math.nan if lr is None else lr
+            )
             for rule, name in zip(methods, names, strict=True)
         ]
         _Schedule(plan, contenders, seeds, folder, progress).run(workers)
-        described = dict(task) if not callable(task) else build_task(task, seeds[0]).describe()
+        described = first.describe() if callable(task) else dict(task)
         content = {
             "format": FORMAT,
             "title": title or f"{len(methods)} methods on {described.get('name', 'a task')}",
             "task": described,
+            "objective": first.objective,
             "scenario": dataclasses.asdict(scenario),
             "stop": dataclasses.asdict(stop),
             "seeds": list(seeds),
             "methods": [_recorded(contender, seeds) for contender in contenders],
-            "command": shlex.join(["acefl", *sys.argv[1:]])
-            if Path(sys.argv[0]).name == "acefl"
-            else "acefl.compare(...)",
+            "command": _command(),
             "machine": machine(),
             "wall_seconds": time.perf_counter() - began,
         }
@@ -166,12 +179,10 @@ def _command() -> str:
 
 def _recorded(contender: _Contender, seeds: Sequence[int]) -> dict[str, Any]:
     tried = sorted(contender.search.scores.items()) if contender.search else []
-    assert dataclasses.is_dataclass(contender.rule)
-    assert not isinstance(contender.rule, type)
     return {
         "label": contender.name,
         "method": type(contender.rule).__name__,
-        "rule": dataclasses.asdict(contender.rule),
+        "rule": settings_of(contender.rule),
         "lr": contender.lr,
         "tuning": [{"lr": rate, "client_loss": score} for rate, score in tried],
         "runs": [f"runs/{run_name(contender.name, seed)}" for seed in seeds],
@@ -201,7 +212,8 @@ class _Schedule:
         self._done = 0
 
     def run(self, workers: int | None) -> None:
-        with open_pool(workers, here=callable(self._plan.task)) as pool:
+        here = callable(self._plan.task)
+        with open_pool(workers, here=here) as pool, _as_in_a_worker(enabled=not here):
             try:
                 for contender in self._contenders:
                     self._go_on(pool, contender)
@@ -246,6 +258,18 @@ class _Schedule:
             self._pending[pool.submit(_save, job)] = (contender, None, f"{contender.name}: seed {seed} done")
 
 
+@contextlib.contextmanager
+def _as_in_a_worker(*, enabled: bool) -> Iterator[None]:
+    """One thread, so that a sum is taken in the same order, and has the same bits, in this process and in a worker."""
+    threads = torch.get_num_threads()
+    if enabled:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def tune(
     task: TaskSource = DEFAULT_TASK,
     rule: RuleSettings = PAPER_METHODS[0],
@@ -257,6 +281,7 @@ def tune(
     progress: Progress | None = None,
 ) -> LearningRateSearch:
     """The learning-rate search of `compare` for one method: its best rate and every rate tried."""
+    task = _built_once(task)
     scenario.check(build_task(task, TUNING_SEED).clients)
     contender = _Contender(rule, label(rule), LearningRateSearch(lr_centre))
     plan = Job(task, rule, math.nan, scenario, stop, TUNING_SEED)

@@ -15,15 +15,16 @@ import platform
 import shutil
 import tempfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from acefl.errors import InvalidInput
+from acefl.errors import InvalidInput, require
 from acefl.state import blocks, lend
 from acefl.types import Arrival, State, Vector
 
@@ -161,6 +162,7 @@ class Run:
 def load(directory: str | os.PathLike[str]) -> Run:
     """Read a run directory back."""
     import pandas as pd
+    from pyarrow import ArrowException
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -169,7 +171,9 @@ def load(directory: str | os.PathLike[str]) -> Run:
     if config.get("format") != FORMAT:
         raise InvalidInput(f"{folder / 'config.json'} has format {config.get('format')!r}; this acefl reads {FORMAT}")
     try:
-        metrics = [_numbers(json.loads(line)) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+        lines = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
+        metrics = [_numbers(dict(json.loads(line))) for line in lines]
+        require(bool(metrics), "metrics.jsonl is empty")
         events = pd.read_parquet(folder / "events.parquet")
         clients = pd.read_parquet(folder / "clients.parquet")
         model = load_file(folder / "model.safetensors")["model"]
@@ -181,14 +185,15 @@ def load(directory: str | os.PathLike[str]) -> Run:
             arrivals=int(summary["arrivals"]),
             time=float(summary["time"]),
             participation=[int(count) for count in clients["participation"]],
-            clients=clients.to_dict("records"),
+            clients=[{str(name): value for name, value in row.items()} for row in clients.to_dict("records")],
             events=events,
             refused=dict(summary["refused"]),
             wall_seconds=float(summary["wall_seconds"]),
             diverged=bool(summary["diverged"]),
         )
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise InvalidInput(f"{folder} is not a complete run directory: {error}") from None
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, ArrowException, SafetensorError) as error:
+        reason = " ".join(f"{error}".split())
+        raise InvalidInput(f"{folder} is not a complete run directory: {reason}") from None
 
 
 @contextlib.contextmanager
@@ -197,20 +202,36 @@ def whole_directory(target: Path) -> Iterator[Path]:
     refuse_foreign(target)
     target = target.resolve()
     new_parents = [parent for parent in target.parents if not parent.exists()]
-    target.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise InvalidInput(f"cannot write {target}: {error.strerror}: {error.filename}") from None
     try:
         yield beside
         beside.chmod(0o755)
         if target.exists():
-            shutil.rmtree(target)
-        beside.rename(target)
+            _replace(target, beside)
+        else:
+            beside.rename(target)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         for parent in new_parents:
             with contextlib.suppress(OSError):
                 parent.rmdir()
         raise
+
+
+def _replace(target: Path, beside: Path) -> None:
+    """Put the new directory in the old one's place, which stays whole until it is there."""
+    old = beside.with_name(f"{beside.name}-old")
+    target.rename(old)
+    try:
+        beside.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    shutil.rmtree(old)
 
 
 def refuse_foreign(target: Path) -> None:
@@ -250,16 +271,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become null."""
-    if isinstance(value, dict):
+    """As JSON can hold it: NaN and infinity, which it has not, become null, and what it does not know its text."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Path):
-        return str(value)
-    return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value) if math.isfinite(value) else None
+    return str(value)
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from acefl.admission import Gate
 from acefl.errors import require
 from acefl.fleets.simulated import SimulatedFleet, simulated_fleet
 from acefl.loop import run
-from acefl.record import FORMAT, Events, Run, machine, refuse_foreign
+from acefl.record import FORMAT, Events, Run, machine, plain, refuse_foreign
 from acefl.rules import label
 from acefl.server import Server
 from acefl.stop import Stop
@@ -35,8 +35,8 @@ class Observer(Protocol):
     """Watches a run without changing it.
 
     Two more methods are called where an observer has them: `started(simulation)`, before anything happens, and
-    `per_client() -> dict[str, list[float]]` at the end, for columns of `run.clients`. What an observer must remember
-    across a crash it gives and takes back in `state_dict()` and `load_state_dict(state)`.
+    `per_client() -> dict[str, list[float]]` at the end, for columns of `run.clients`. A run with
+    checkpoints also needs `state_dict()` and `load_state_dict(state)`: what the observer must not forget in a crash.
     """
 
     def arrived(self, arrival: Arrival, reason: str) -> None:
@@ -146,7 +146,7 @@ class Simulation:
         for spent in self.advance():
             if after_turn is not None:
                 after_turn(spent)
-            if progress is not None and spent - shown >= 0.01:
+            if progress is not None and (spent - shown >= 0.01 or spent >= 1.0):
                 progress(min(spent, 1.0))
                 shown = spent
         return self.result()
@@ -274,7 +274,7 @@ class Watcher:
     @property
     def due(self) -> float:
         """The share of the budget at which to evaluate next."""
-        return self._done / self._evaluations
+        return min(self._done / self._evaluations, 1.0)  # the end of the budget is never stepped over
 
     @property
     def diverged(self) -> bool:
@@ -324,20 +324,26 @@ def configuration(
     task: Task, rule: RuleSettings, lr: float, scenario: Scenario, stop: Stop, seed: int, dim: int
 ) -> dict[str, Any]:
     """Everything that made a run, as plain JSON."""
-    settings: dict[str, Any] = (
-        dataclasses.asdict(rule) if dataclasses.is_dataclass(rule) and not isinstance(rule, type) else {}
+    config: dict[str, Any] = plain(
+        {
+            "format": FORMAT,
+            "method": type(rule).__name__,
+            "label": label(rule),
+            "rule": settings_of(rule),
+            "lr": lr,
+            "seed": seed,
+            "task": task.describe(),
+            "objective": task.objective,
+            "scenario": dataclasses.asdict(scenario),
+            "stop": dataclasses.asdict(stop),
+            "clients": task.clients,
+            "dim": dim,
+            "machine": machine(),
+        }
     )
-    return {
-        "format": FORMAT,
-        "method": type(rule).__name__,
-        "label": label(rule),
-        "rule": settings,
-        "lr": lr,
-        "seed": seed,
-        "task": task.describe(),
-        "scenario": dataclasses.asdict(scenario),
-        "stop": dataclasses.asdict(stop),
-        "clients": task.clients,
-        "dim": dim,
-        "machine": machine(),
-    }
+    return config
+
+
+def settings_of(rule: RuleSettings) -> dict[str, Any]:
+    """The settings of a method; a user's own need not be a dataclass."""
+    return dataclasses.asdict(rule) if dataclasses.is_dataclass(rule) and not isinstance(rule, type) else {}
