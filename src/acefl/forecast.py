@@ -1,0 +1,106 @@
+"""What a federation's table will cost on this machine, before anybody trains."""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from acefl.errors import InvalidInput, require
+from acefl.kernels.layout import Layout
+from acefl.rules.settings import check_count, check_table
+from acefl.table import Accumulator, Table
+
+MEASURED_UP_TO = 1 << 24  # parameters: longer vectors are timed at this length and scaled
+_ROWS = 6  # clients in the table that is timed: more rows than a cache holds at lengths where caches matter
+_SUFFIX = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9}
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Bytes and seconds of ACE's server at one size."""
+
+    params: int
+    clients: int
+    table: str
+    home: str
+    row_bytes: int  # one client's row, scales included
+    table_bytes: int
+    server_bytes: int  # besides the table: the model, the running sum, one arriving update
+    upload_bytes: int  # one client's update as float32
+    traffic_bytes: int  # read and written in memory per arrival, the model's step included
+    seconds: float  # per arrival, the model's step included; timed on this machine
+    kernels: str
+
+    @property
+    def bytes_per_param(self) -> float:
+        """What one parameter of one client takes in the table."""
+        return self.row_bytes / self.params
+
+
+def forecast(params: int, clients: int, *, table: str = "int8", home: str | os.PathLike[str] = "memory") -> Forecast:
+    """Sizes by arithmetic, time by running the real kernels on a small table of the same row length."""
+    check_count("params", params)
+    check_count("clients", clients)
+    check_table(table, home)
+    row = Layout(table, params).row_bytes
+    vector = 4 * params
+    timed = min(params, MEASURED_UP_TO)
+    seconds, kernels = _time_arrival(timed, table, home)
+    return Forecast(
+        params=params,
+        clients=clients,
+        table=table,
+        home=str(home),
+        row_bytes=row,
+        table_bytes=clients * row,
+        server_bytes=3 * vector,
+        upload_bytes=vector,
+        traffic_bytes=vector + 2 * row + 4 * vector,
+        seconds=seconds * params / timed,
+        kernels=kernels,
+    )
+
+
+def _time_arrival(params: int, table: str, home: str | os.PathLike[str]) -> tuple[float, str]:
+    model = torch.zeros(params)
+    updates = [torch.randn(params) for _ in range(2)]
+    with tempfile.TemporaryDirectory(dir=_beside(home)) as folder:
+        place = home if home in ("memory", "device") else Path(folder) / "table"
+        rows = Table(_ROWS, model, encoding=table, home=place)
+        total = Accumulator(model)
+        times = []
+        deadline = time.perf_counter() + 3.0
+        for turn in range(200):
+            began = time.perf_counter()
+            rows.exchange_and_step(turn % _ROWS, updates[turn % 2], total, 1.0, model, 1e-6)
+            times.append(time.perf_counter() - began)
+            if turn >= 4 * _ROWS and time.perf_counter() > deadline:
+                break
+        name = type(rows._kernels).__name__
+        del rows
+    return statistics.median(times[2 * _ROWS :]), "numba" if name == "Compiled" else "torch"
+
+
+def _beside(home: str | os.PathLike[str]) -> Path | None:
+    if home in ("memory", "device"):
+        return None
+    folder = Path(home).parent
+    require(folder.is_dir(), f"home is {home}; its folder {folder} does not exist")
+    return folder
+
+
+def parse_count(text: str) -> int:
+    """`11.2M`, `500K`, `1.1B` or a plain whole number."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMBG]?)\s*", text, re.IGNORECASE)
+    if match is None:
+        raise InvalidInput(f"{text!r} is not a number of parameters; allowed: such as 11200000, 500K, 11.2M, 1.1B")
+    count = float(match[1]) * _SUFFIX[match[2].upper()]
+    require(count >= 1 and count == int(count), f"{text!r} is not a whole number of parameters")
+    return int(count)
