@@ -7,66 +7,35 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import click
-import typer
-
-import acefl
-from acefl.commands import compare, doctor, report, run, tune
 from acefl.errors import AceflError
 
+if TYPE_CHECKING:
+    import click
+
 BROKEN, WRONG_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
-
-app = typer.Typer(
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for module in (compare, run, tune, report, doctor):
-    app.command()(getattr(module, module.__name__.rpartition(".")[2]))
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"acefl {acefl.__version__}")
-        raise typer.Exit
-
-
-@app.callback(invoke_without_command=True)
-def acefl_(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """Asynchronous federated learning in which every client counts, the slow ones too.
-
-    Examples:
-      acefl compare                      six methods on real data, and a report
-      acefl compare --task quadratic     the same where everything is known
-      acefl run --method ACE --lr 0.25   one method, one seed
-      acefl tune --method ASGD           find a learning rate
-      acefl report acefl-compare         make the page again from recorded files
-      acefl doctor                       what is installed, and does it work
-
-    Each command has its own --help, with more examples.
-    """
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; `arguments` are those of the process when left out."""
     try:
-        with _removing_what_is_half_written():
-            code = app(args=arguments, prog_name="acefl", standalone_mode=False) or 0
-    except click.UsageError as error:
-        return _fail(_with_help(error), WRONG_INPUT)
+        import click
+
+        from acefl.commands.app import app
+
+        try:
+            with _removing_what_is_half_written():
+                code = app(args=arguments, prog_name="acefl", standalone_mode=False) or 0
+        except click.UsageError as error:
+            return _fail(_with_help(error), WRONG_INPUT)
+    except KeyboardInterrupt:  # while the lines above were being loaded; click catches later ones
+        code = INTERRUPTED
     except AceflError as error:
         return _fail(str(error), WRONG_INPUT)
     except OSError as error:
@@ -82,13 +51,14 @@ def _with_help(error: click.UsageError) -> str:
     message = error.format_message().rstrip(".")
     if error.ctx is None:
         return message
-    if isinstance(error.ctx.command, click.Group) and error.ctx.invoked_subcommand is None:
-        message += f"; commands: {', '.join(error.ctx.command.list_commands(error.ctx))}"
+    commands = getattr(error.ctx.command, "commands", None)
+    if commands:
+        message = f"{message.partition('. Did')[0]}; allowed: {', '.join(commands)}"
     return f"{message} (see {error.ctx.command_path} --help)"
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"{click.style('error:', fg='red')} {' '.join(message.split())}", err=True)
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return code
 
 

@@ -58,10 +58,7 @@ def compare(
     record.refuse_foreign(out)
     rules = options.parse_methods(method)
     plan = make_plan(task, scenario, stop, rules, chosen[0])
-    if not json:
-        show.note(f"{len(rules)} methods on {task.task}, {plan.task.clients} clients, {len(chosen)} seeds")
-        show.foretell(plan)
-    with show.job_bar(quiet=json) as progress:
+    with show.job_bar(quiet=json, plan=plan, then="writing the report") as progress:
         experiment.compare(
             plan.settings,
             rules,

@@ -60,10 +60,10 @@ def run(
         record.refuse_foreign(out)
     [rule] = options.parse_methods([method])
     plan = make_plan(task, scenario, stop, [rule], seed)
-    if not json:
-        show.foretell(plan)
     with contextlib.ExitStack() as whole:
         folder = whole.enter_context(record.whole_directory(out)) if out is not None else None
+        if not json:
+            show.foretell(plan)
         with show.fraction_bar(method, quiet=json) as progress:
             finished = simulate(
                 plan.task,

@@ -11,8 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, JustifyMethod
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.progress import TimeRemainingColumn as EtaColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -57,15 +64,25 @@ def note(line: str | Text) -> None:
 
 
 @contextmanager
-def job_bar(quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
-    """A bar over jobs, with what was done last; the number of jobs grows while learning rates are searched."""
-    with _bar(quiet, MofNCompleteColumn()) as bar:
-        line = bar.add_task("starting", total=None)
+def job_bar(quiet: bool, plan: Plan | None = None, then: str = "") -> Iterator[Callable[[int, int, str], None]]:
+    """What the plan foretells, once all is checked and work begins; then a bar over jobs, with what was done last.
 
-        def progress(done: int, known: int, last: str) -> None:
-            bar.update(line, completed=done, total=known, description=last or "starting")
+    The number of jobs grows while learning rates are searched. `then` is what is left to do after all of them.
+    """
+    bar = _bar(quiet, MofNCompleteColumn())
+    line = bar.add_task("starting workers", total=None)
 
+    def progress(done: int, known: int, last: str) -> None:
+        if plan is not None and not last and not quiet:
+            foretell(plan)
+        bar.start()
+        what = (then if done == known else "") or last or "starting workers"
+        bar.update(line, completed=done, total=known, description=what)
+
+    try:
         yield progress
+    finally:
+        bar.stop()
 
 
 @contextmanager
@@ -82,8 +99,9 @@ def _bar(quiet: bool, count: Any) -> Progress:
         BarColumn(bar_width=None),
         count,
         TimeElapsedColumn(),
-        TextColumn("left"),
-        EtaColumn(),
+        TextColumn("elapsed,"),
+        TimeRemainingColumn(),
+        TextColumn("left "),
         TextColumn("{task.description}", markup=False),
         console=stderr,
         transient=True,
@@ -133,6 +151,11 @@ def pairs(lines: dict[str, str], justify: JustifyMethod = "left") -> Table:
     for name, value in lines.items():
         table.add_row(Text(name), Text(value))
     return table
+
+
+def count(number: int, of: str) -> str:
+    """`1 seed`, `3 seeds`."""
+    return f"{number:,} {of}" if number == 1 else f"{number:,} {of}s"
 
 
 def path(label: str, where: Path) -> None:

@@ -38,9 +38,7 @@ def tune(
 
     [rule] = options.parse_methods([method])
     plan = make_plan(task, scenario, stop, [rule], experiment.TUNING_SEED)
-    if not json:
-        show.foretell(plan)
-    with show.job_bar(quiet=json) as progress:
+    with show.job_bar(quiet=json, plan=plan) as progress:
         search = experiment.tune(
             plan.settings,
             rule,
