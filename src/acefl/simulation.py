@@ -159,6 +159,7 @@ class Simulation:
         began = time.perf_counter() - self._seconds
         if not self.watcher.metrics:
             self._evaluate(Step(0, 0, 0.0, False), 0.0)
+            self.watcher.check_start()
         if self.watcher.diverged:
             return
         for step in run(self.server, self.fleet, self.stop):
@@ -280,6 +281,14 @@ class Watcher:
     def diverged(self) -> bool:
         """Whether the last model was too far gone to go on."""
         return not math.isfinite(self.metrics[-1][self._task.objective])
+
+    def check_start(self) -> None:
+        """A loss that is not finite before anything was learnt comes from the data, and no method could be judged."""
+        assert self._last is not None
+        broken = (~self._last.client_loss.isfinite()).nonzero().flatten().tolist()
+        named = ", ".join(map(str, broken[:5])) + (" and others" if len(broken) > 5 else "")
+        objective = self._task.objective
+        require(not self.diverged, f"{objective} is not finite at the starting model; clients with such data: {named}")
 
     def evaluate(self, step: Step, server: Server, spent: float) -> dict[str, float]:
         result = self._last = self._task.evaluate(server.model)
