@@ -1,0 +1,377 @@
+"""A run in wall-clock time, with real clients: what surrounds the one loop when time cannot be simulated.
+
+Evaluation goes on in a thread of its own and training never waits for it; when one evaluation is not over by the time
+the next is due, the next is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from acefl.errors import NothingInFlight, require
+from acefl.loop import Fleet, run
+from acefl.record import FORMAT, Events, Run, machine
+from acefl.rules import label
+from acefl.server import Server
+from acefl.simulation import Observer, Progress
+from acefl.stop import Stop
+from acefl.timing import fastest, slowest
+from acefl.types import Arrival, RuleSettings, State, Step, Vector
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+log = logging.getLogger("acefl")
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """What a fleet knows of a task beside its result."""
+
+    sent: float  # when the model went out
+    uplink: int = 0  # bytes of the update as it travelled
+    downlink: int = 0  # bytes of the model as it travelled
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An answer that could not even become an arrival."""
+
+    client: int
+    trained_on: int
+    reason: str
+    trip: Trip
+
+
+class RealFleet(Fleet, Protocol):
+    """Clients that exist: some may join later, some answers are no answers, and connections want closing."""
+
+    @property
+    def clients(self) -> int:
+        """How many clients have been seen so far."""
+        ...
+
+    def attach(self, server: Server) -> None:
+        """The server to tell about clients that join."""
+        ...
+
+    def heard(self, arrival: Arrival, reason: str) -> Trip:
+        """The server has accepted the arrival (empty reason) or refused it."""
+        ...
+
+    def refusals(self) -> list[Refusal]:
+        """Answers refused since the last call before they reached the server."""
+        ...
+
+    def close(self) -> None: ...
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What an evaluation found: metrics of the model, and (where known) each client's own."""
+
+    metrics: dict[str, float]
+    loss: dict[int, float] = field(default_factory=dict)
+    accuracy: dict[int, float] = field(default_factory=dict)
+
+
+Judge = Callable[[Vector, int], Judgement | None]  # a model and its version
+
+
+class TravelEvents(Events):
+    """One row per answer, with when its task was sent and how many bytes went either way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent, self.uplink, self.downlink = array("d"), array("q"), array("q")
+
+    def travelled(self, trip: Trip) -> None:
+        """Beside each `add`."""
+        self.sent.append(trip.sent)
+        self.uplink.append(trip.uplink)
+        self.downlink.append(trip.downlink)
+
+    def frame(self) -> pd.DataFrame:
+        return super().frame().assign(sent=self.sent, uplink=self.uplink, downlink=self.downlink)
+
+    def state_dict(self) -> State:
+        columns = {name: list(getattr(self, name)) for name in ("sent", "uplink", "downlink")}
+        return {**super().state_dict(), **columns}
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self.sent = array("d", state["sent"])
+        self.uplink, self.downlink = array("q", state["uplink"]), array("q", state["downlink"])
+
+
+class Watch:
+    """Evaluates snapshots of the model at even shares of the budget, in its own thread, and keeps the rows."""
+
+    def __init__(self, judge: Judge | None, evaluations: int) -> None:
+        require(evaluations >= 1, f"evaluations is {evaluations}; allowed: at least 1")
+        self._judge = judge
+        self._evaluations = evaluations
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="acefl-evaluate")
+        self._busy: tuple[Step, Future[Judgement | None]] | None = None
+        self._done = 0
+        self.rows: dict[int, dict[str, float]] = {}  # by model version
+        self.loss: dict[int, float] = {}
+        self.accuracy: dict[int, float] = {}
+
+    def look(self, step: Step, spent: float, model: Vector) -> bool:
+        """Start an evaluation if one is due and none is going on; True when one was started."""
+        if spent * self._evaluations < self._done or self._busy is not None:
+            return False
+        self._done = math.floor(spent * self._evaluations + 1e-9) + 1
+        self._start(step, model)
+        return True
+
+    def _start(self, step: Step, model: Vector) -> None:
+        if self._judge is not None:
+            self._busy = step, self._pool.submit(self._judge, model.clone(), step.version)
+        else:
+            self.add(step, Judgement({}))
+
+    def finished(self, means: Callable[[], list[float]], wait: bool = False) -> dict[str, float] | None:
+        """The row of an evaluation that is over, or None. `means`: every client's mean task time so far."""
+        if self._busy is None or not (wait or self._busy[1].done()):
+            return None
+        (step, future), self._busy = self._busy, None
+        judgement = future.result()
+        return self.add(step, judgement, means()) if judgement is not None else None
+
+    def add(self, step: Step, judgement: Judgement, means: Sequence[float] = ()) -> dict[str, float]:
+        """Keep what was found out about the model of this step, beside what is known about it already."""
+        place: dict[str, float] = {"step": step.version, "arrival": step.arrivals, "time": step.time}
+        row = self.rows.setdefault(step.version, place)
+        row.update(judgement.metrics)
+        self.loss.update(judgement.loss)
+        self.accuracy.update(judgement.accuracy)
+        for name, values in (("loss", judgement.loss), ("accuracy", judgement.accuracy)):
+            if values and means:
+                row[f"slow_{name}"] = _mean(values, slowest(means))
+                row[f"fast_{name}"] = _mean(values, fastest(means))
+        return row
+
+    def last(self, step: Step, model: Vector, means: Callable[[], list[float]]) -> dict[str, float] | None:
+        """Evaluate the final model; training is over, so this waits."""
+        self.finished(means, wait=True)
+        if step.version in self.rows and (self._judge is None or len(self.rows[step.version]) > 3):
+            return None
+        self._start(step, model)
+        return self.finished(means, wait=True)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def state_dict(self) -> State:
+        return {
+            "done": self._done,
+            "rows": [dict(row) for row in self.rows.values()],
+            "loss": {str(client): value for client, value in self.loss.items()},
+            "accuracy": {str(client): value for client, value in self.accuracy.items()},
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self._done = int(state["done"])
+        self.rows = {int(row["step"]): dict(row) for row in state["rows"]}
+        self.loss = {int(client): value for client, value in state["loss"].items()}
+        self.accuracy = {int(client): value for client, value in state["accuracy"].items()}
+
+
+def _mean(values: dict[int, float], clients: Sequence[int]) -> float:
+    known = [values[client] for client in clients if client in values]
+    return sum(known) / len(known) if known else math.nan
+
+
+class Federation:
+    """A run in progress on a real fleet: everything that changes, in one place."""
+
+    def __init__(
+        self,
+        model: Vector,
+        rule: RuleSettings,
+        fleet: RealFleet,
+        *,
+        lr: float,
+        stop: Stop,
+        config: dict[str, Any],
+        judge: Judge | None = None,
+        evaluations: int = 50,
+        samples: list[int] | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.fleet, self.stop = fleet, stop
+        self.server = Server(
+            model, rule.build(fleet.clients, model, samples), lr, fleet.clients, on_arrival=self._arrived
+        )
+        fleet.attach(self.server)
+        self.config = {**configuration(rule, lr, stop, model.numel()), **config}
+        self.events = TravelEvents()
+        self.watch = Watch(judge, evaluations)
+        self.samples = dict(enumerate(samples or ()))
+        self._work: dict[int, tuple[float, int]] = {}  # client -> seconds spent on accepted tasks, their number
+        self._observers = list(observers)
+        self._seconds = 0.0
+        self.step = Step(0, 0, 0.0, False)
+
+    def advance(self) -> Iterator[tuple[Step, float]]:
+        """Go on to the end of the budget, one turn of the loop at a time: where it stands, and the share spent."""
+        began = time.perf_counter() - self._seconds
+        if not self.watch.rows:
+            self.watch.look(self.step, 0.0, self.server.model)
+        try:
+            for step in run(self.server, self.fleet, self.stop):
+                self.step = step
+                spent = self.stop.progress(step)
+                self._refused_before()
+                for observer in self._observers:
+                    observer.stepped(step, self.server)
+                self._evaluated(self.watch.finished(self.mean_times))
+                self.watch.look(step, spent, self.server.model)
+                self._seconds = time.perf_counter() - began
+                yield step, spent
+        except NothingInFlight as reason:
+            if not self.server.accepted:
+                raise
+            log.warning("the run ends early: %s", reason)
+            self.config["ended"] = str(reason)
+
+    def judged(self, step: Step, judgement: Judgement) -> None:
+        """Something was found out elsewhere about the model of an earlier step."""
+        self._evaluated(self.watch.add(step, judgement, self.mean_times()))
+
+    def finish(self) -> Run:
+        """Evaluate the final model and put everything together."""
+        self._evaluated(self.watch.last(self.step, self.server.model, self.mean_times))
+        return self.result()
+
+    def close(self) -> None:
+        """Let the clients and the threads go."""
+        self.fleet.close()
+        self.watch.close()
+
+    def _evaluated(self, row: dict[str, float] | None) -> None:
+        if row is not None:
+            for observer in self._observers:
+                observer.evaluated(row)
+
+    def _arrived(self, arrival: Arrival, reason: str) -> None:
+        trip = self.fleet.heard(arrival, reason)
+        now = self.fleet.now
+        self.events.add(now, arrival, reason)
+        self.events.travelled(trip)
+        if reason:
+            log.warning("refused an update of client %d: %s", arrival.client, reason)
+        else:
+            seconds, count = self._work.get(arrival.client, (0.0, 0))
+            self._work[arrival.client] = seconds + now - trip.sent, count + 1
+        for observer in self._observers:
+            observer.arrived(arrival, reason)
+
+    def _refused_before(self) -> None:
+        """Put what never became an arrival into the same books."""
+        for refusal in self.fleet.refusals():
+            self.server.refused[refusal.reason] += 1
+            nothing = Arrival(refusal.client, self.server.model, refusal.trained_on, self.server.version, -1)
+            self.events.add(self.fleet.now, nothing, refusal.reason)
+            self.events.travelled(refusal.trip)
+            log.warning("refused an answer of client %d: %s", refusal.client, refusal.reason)
+
+    def mean_times(self) -> list[float]:
+        """Every client's mean task time in seconds; for one that never answered, all the time there was."""
+        done = {client: seconds / count for client, (seconds, count) in self._work.items()}
+        return [done.get(client, max(self.fleet.now, 1e-9)) for client in range(self.fleet.clients)]
+
+    def result(self) -> Run:
+        rows = [self.watch.rows[version] for version in sorted(self.watch.rows)]
+        times = self.mean_times()
+        clients = [
+            {
+                "client": client,
+                "mean_time": times[client],
+                "samples": self.samples.get(client, 0),
+                "participation": self.server.participation[client],
+                "accuracy": self.watch.accuracy.get(client, math.nan),
+                "loss": self.watch.loss.get(client, math.nan),
+            }
+            for client in range(len(self.server.participation))
+        ]
+        losses = [rows[-1][name] for name in ("loss", "client_loss") if name in rows[-1]] if rows else []
+        return Run(
+            config={**self.config, "clients": len(clients)},
+            metrics=rows,
+            model=self.server.model,
+            steps=self.server.version,
+            arrivals=self.server.accepted,
+            time=self.fleet.now,
+            participation=list(self.server.participation),
+            clients=clients,
+            events=self.events.frame(),
+            refused=dict(self.server.refused),
+            wall_seconds=self._seconds,
+            diverged=not all(map(math.isfinite, losses)),
+        )
+
+    def state_dict(self) -> State:
+        return {
+            "server": self.server.state_dict(),
+            "fleet": self.fleet.state_dict(),
+            "watch": self.watch.state_dict(),
+            "events": self.events.state_dict(),
+            "work": [[client, seconds, count] for client, (seconds, count) in self._work.items()],
+            "samples": [[client, count] for client, count in self.samples.items()],
+            "seconds": self._seconds,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        known = len(state["server"]["participation"])
+        if known > len(self.server.participation):
+            self.server.admit(known)
+        self.server.load_state_dict(state["server"])
+        self.fleet.load_state_dict(state["fleet"])
+        self.watch.load_state_dict(state["watch"])
+        self.events.load_state_dict(state["events"])
+        self._work = {client: (seconds, count) for client, seconds, count in state["work"]}
+        self.samples = {client: count for client, count in state["samples"]}
+        self._seconds = float(state["seconds"])
+        self.step = Step(self.server.accepted, self.server.version, self.fleet.now, False)
+
+
+def go(federation: Federation, progress: Progress | None = None) -> Run:
+    """Run to the end, whatever happens letting the clients go."""
+    try:
+        for _, spent in federation.advance():
+            if progress is not None:
+                progress(min(spent, 1.0))
+        return federation.finish()
+    finally:
+        federation.close()
+
+
+def configuration(rule: RuleSettings, lr: float, stop: Stop, dim: int) -> dict[str, Any]:
+    """What made a run, as plain JSON, apart from the task and the fleet."""
+    known = dataclasses.is_dataclass(rule) and not isinstance(rule, type)
+    return {
+        "format": FORMAT,
+        "method": type(rule).__name__,
+        "label": label(rule),
+        "rule": dataclasses.asdict(rule) if known else {},  # type: ignore[call-overload]
+        "lr": lr,
+        "seed": 0,
+        "stop": dataclasses.asdict(stop),
+        "dim": dim,
+        "machine": machine(),
+    }

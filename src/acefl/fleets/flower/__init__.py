@@ -1,0 +1,1 @@
+"""Everything that imports flwr. `acefl.flower` is its public face."""

@@ -1,0 +1,344 @@
+"""Flower's nodes as a fleet: the same protocol as the simulator's, so the same loop, server and rules drive it."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from threading import Lock
+
+from flwr.app import DEFAULT_TTL, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from acefl import keyed, wire
+from acefl.errors import NothingInFlight, one_of, require
+from acefl.federation import Refusal, Trip
+from acefl.fleets.flower.post import LEAST, Post, Undelivered
+from acefl.fleets.flower.records import (
+    MODEL,
+    NO_BASE,
+    ORDER,
+    Answer,
+    Findings,
+    ModelLayout,
+    Order,
+    Refused,
+    nbytes,
+    read_answer,
+    read_findings,
+)
+from acefl.fleets.flower.roster import FAILURES, Node, Roster
+from acefl.fleets.flower.survey import Survey
+from acefl.server import Server
+from acefl.types import Arrival, Lost, State, Vector
+
+log = logging.getLogger("acefl")
+
+SCAN = 1.0  # seconds between looks at who is connected
+SPARE = 1 << 20  # bytes an answer may be larger than its update: metrics, and what the user adds
+
+
+@dataclass(frozen=True)
+class Wires:
+    """How models and updates travel, and how long an answer may take."""
+
+    uplink: str = "fp32"  # updates: fp32, bf16 or int8
+    downlink: str = "fp32"  # models: fp32 goes out as the user's own arrays
+    ttl: float = DEFAULT_TTL  # seconds after which an unanswered task counts as lost
+    patience: float = 600.0  # seconds without any node after which the run ends
+
+    def __post_init__(self) -> None:
+        one_of("uplink", self.uplink, wire.ENCODINGS)
+        one_of("downlink", self.downlink, wire.ENCODINGS)
+        require(self.ttl > 0, f"ttl is {self.ttl}; allowed: above 0 seconds")
+        require(self.patience > 0, f"patience is {self.patience}; allowed: above 0 seconds")
+
+
+@dataclass
+class _Task:
+    node: Node
+    order: Order
+    sent: float
+    kind: str
+    lap: int  # how often the server had started its sum anew when this was sent
+    downlink: int = 0
+
+
+Result = Answer | Findings | Refused | Undelivered
+
+
+class FlowerFleet:
+    """Keeps every connected node busy. `now` moves only in `next`, so that all arrivals of a turn have one time."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        layout: ModelLayout,
+        wires: Wires | None = None,
+        *,
+        differences: bool = False,
+        config: ConfigRecord | None = None,
+        pool: Executor | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        least: float = LEAST,
+    ) -> None:
+        self._grid, self._layout, self.wires = grid, layout, wires or Wires()
+        self._differences, self._config = differences, config
+        self._clock = clock
+        self._run = secrets.token_hex(8)
+        self._post: Post[_Task, Answer | Findings | Refused] = Post(
+            grid, self._read, pool=pool, clock=clock, least=least
+        )
+        self._most = wire.nbytes(self.wires.uplink, layout.dim) + SPARE
+        self._roster = Roster(clock)
+        self._new: set[int] = set()  # clients of which the server has nothing yet
+        self._base: dict[int, int] = {}  # client -> its last accepted task: what client-held ACE differences against
+        self._answered: dict[int, tuple[_Task, Answer]] = {}  # arrivals that the server has not judged yet
+        self._refused: list[Refusal] = []
+        self._surveys: dict[int, Survey] = {}
+        self._server: Server | None = None
+        self._tasks = self._version = self._lap = 0
+        self._newcomers_only = False
+        self._began = self._last_seen = clock()
+        self._scanned = -SCAN
+        self.now = 0.0
+        self.samples: dict[int, int] = {}
+        self.metrics: dict[str, list[float]] = {}  # of accepted answers, since somebody last took them
+
+    @property
+    def clients(self) -> int:
+        return len(self._roster.nodes)
+
+    @property
+    def node_ids(self) -> list[int]:
+        """Every client's node."""
+        return [node.id for node in self._roster.nodes]
+
+    @property
+    def connected(self) -> list[int]:
+        """The clients whose nodes are connected."""
+        return [node.client for node in self._roster.connected]
+
+    @property
+    def foreign(self) -> int:
+        """Answers to messages of which we know nothing."""
+        return self._post.foreign
+
+    def attach(self, server: Server) -> None:
+        self._server = server
+
+    def wait_for(self, count: int) -> None:
+        """Wait until so many nodes are connected; time counts from then on."""
+        until = self._clock() + self.wires.patience
+        self._scan()
+        while len(self.connected) < count:
+            if self._clock() >= until:
+                raise NothingInFlight(f"{len(self.connected)} of {count} nodes after {self.wires.patience:g} s")
+            time.sleep(SCAN)
+            self._scan()
+        self._began = self._clock()
+
+    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> None:
+        self._version, self._newcomers_only = version, newcomers_only
+        if self._clock() - self._scanned >= SCAN:
+            self._scan()
+        ready = [
+            node
+            for node in self._roster.nodes
+            if self._roster.is_ready(node) and (node.client in self._new or not newcomers_only)
+        ]
+        if ready:
+            arrays = self._arrays(model, version)
+            for node in ready:
+                node.busy = True
+                self._send(node, arrays, version, MessageType.TRAIN)
+
+    def _arrays(self, model: Vector, version: int) -> Callable[[], ArrayRecord]:
+        """What makes a message's arrays: once per model, in the thread that sends the first of its messages."""
+        snapshot, made, lock = model.clone(), list[ArrayRecord](), Lock()
+
+        def make() -> ArrayRecord:
+            with lock:
+                if not made and self.wires.downlink == "fp32":
+                    made.append(self._layout.arrays(snapshot))
+                elif not made:
+                    draw = keyed.key(*self._run.encode(), -1 - version)
+                    made.append(self._layout.pack(snapshot, self.wires.downlink, draw))
+            return made[0]
+
+        return make
+
+    def _send(self, node: Node, arrays: Callable[[], ArrayRecord], version: int, kind: str) -> None:
+        base = self._base.get(node.client, NO_BASE)
+        order = Order(self._run, self._tasks, version, self.wires.uplink, self.wires.downlink, self._differences, base)
+        task = _Task(node, order, self._clock() - self._began, kind, self._lap)
+        self._tasks += 1
+
+        def message() -> Message:
+            layout = "" if self.wires.downlink == "fp32" else self._layout.describe()
+            content = RecordDict({MODEL: arrays(), ORDER: order.record(layout)})
+            if self._config is not None:
+                content["config"] = self._config
+            task.downlink = nbytes(content)
+            return Message(content, node.id, kind, ttl=self.wires.ttl)
+
+        self._post.send(task, message)
+
+    def next(self) -> list[Arrival | Lost]:
+        self._end_if_nothing_can_come()
+        results = self._post.collect(max(0.0, self._scanned + SCAN - self._clock()))
+        self.now = self._clock() - self._began
+        events = [self._event(task, result) for task, result in results]
+        return [event for event in events if event is not None]
+
+    def _end_if_nothing_can_come(self) -> None:
+        there, now = self._roster.connected, self._clock()
+        if there:
+            self._last_seen = now
+        elif now - self._last_seen > self.wires.patience:
+            raise NothingInFlight(f"no node has been connected for {self.wires.patience:g} s")
+        asked = self._new if self._newcomers_only else set(range(self.clients))
+        if there and not len(self._post) and not any(node.client in asked for node in there):
+            raise NothingInFlight("nobody who is connected still has to report for the first time")
+
+    def _event(self, task: _Task, result: Result) -> Arrival | Lost | None:
+        node, order = task.node, task.order
+        if task.kind == MessageType.EVALUATE:
+            self._surveyed(task, result)
+            return None
+        node.busy = False
+        if isinstance(result, Answer) and self._differences:
+            if task.lap != self._lap:
+                result = Refused("outdated-difference")
+            elif result.base != order.base:
+                self._start_anew(f"client {node.client} has lost its last gradient")
+        if isinstance(result, Answer):
+            self._answered[order.task] = task, result
+            return Arrival(node.client, result.update, order.version, self._version, order.task)
+        assert not isinstance(result, Findings)
+        if isinstance(result, Refused):
+            self._refused.append(
+                Refusal(node.client, order.version, str(result), Trip(task.sent, result.nbytes, task.downlink))
+            )
+        if not (isinstance(result, Refused) and str(result) == "outdated-difference"):
+            self._failed(node, str(result))
+        return Lost(node.client, order.task)
+
+    def _start_anew(self, why: str) -> None:
+        """The server's sum holds a gradient that nobody can take out again, since the client has lost it.
+
+        Without a table there is one way to a sum that is right: everybody sends the whole gradient once more. What is
+        under way was computed as a change of the old sum, and is refused when it comes.
+        """
+        assert self._server is not None
+        log.warning("%s: all clients send theirs anew", why)
+        self._lap += 1
+        self._base.clear()
+        self._new = {node.client for node in self._roster.nodes}
+        self._server.rule.restart()  # type: ignore[attr-defined]
+        for node in self._roster.nodes:
+            if not node.connected:
+                self._server.forget(node.client)
+
+    def _failed(self, node: Node, reason: str) -> None:
+        self._roster.failed(node, reason)
+        if node.failures >= FAILURES and self._newcomers_only and self._server is not None:
+            self._server.forget(node.client)
+
+    def heard(self, arrival: Arrival, reason: str) -> Trip:
+        task, result = self._answered.pop(arrival.task)
+        if reason:
+            self._failed(task.node, reason)
+        else:
+            task.node.failures = 0
+            self._new.discard(arrival.client)
+            self._base[arrival.client] = arrival.task
+            self.samples[arrival.client] = result.samples
+            for name, value in result.metrics.items():
+                self.metrics.setdefault(name, []).append(value)
+        return Trip(task.sent, result.nbytes, task.downlink)
+
+    def refusals(self) -> list[Refusal]:
+        refused, self._refused = self._refused, []
+        return refused
+
+    def _read(self, task: _Task, reply: Message) -> Answer | Findings | Refused | Undelivered:
+        if reply.has_error():
+            return Undelivered(f"error {reply.error.code}: {reply.error.reason}")
+        if task.kind == MessageType.EVALUATE:
+            return read_findings(reply.content)
+        try:
+            return read_answer(reply.content, task.order, self._layout.dim, self._most)
+        except Refused as refused:
+            return refused
+
+    def _scan(self) -> None:
+        """Take in who has joined; what those who left were working on is asked for at once, and found lost."""
+        self._scanned = self._clock()
+        joined, left = self._roster.update(self._grid.get_node_ids())
+        self._new.update(node.client for node in joined)
+        if joined and self._server is not None:
+            self._server.admit(self.clients)
+        if left:
+            self._post.hurry(lambda task: task.node in left)
+
+    def survey(self, model: Vector, version: int) -> None:
+        """Ask every connected node to evaluate this model; training goes on beside it."""
+        there = self._roster.connected
+        self._surveys[version] = Survey(version, {node.client for node in there})
+        arrays = self._arrays(model, version)
+        for node in there:
+            self._send(node, arrays, version, MessageType.EVALUATE)
+
+    def _surveyed(self, task: _Task, result: Result) -> None:
+        survey = self._surveys.get(task.order.version)
+        if survey is not None:
+            survey.waiting.discard(task.node.client)
+            if isinstance(result, Findings):
+                survey.found[task.node.client] = result
+            else:
+                log.warning("client %d did not evaluate: %s", task.node.client, result)
+
+    def surveys(self) -> list[Survey]:
+        """Those that everybody asked has answered, or never will."""
+        over = [survey for survey in self._surveys.values() if not survey.waiting]
+        for survey in over:
+            del self._surveys[survey.version]
+        return over
+
+    def drain(self, seconds: float) -> None:
+        """Let nodes finish what they are at, so that no ClientApp is cut off; updates are not used any more."""
+        until = self._clock() + seconds
+        while len(self._post) and self._clock() < until:
+            for task, result in self._post.collect(min(SCAN, max(0.0, until - self._clock()))):
+                if task.kind == MessageType.EVALUATE:
+                    self._surveyed(task, result)
+
+    def close(self) -> None:
+        self._post.close()
+
+    def state_dict(self) -> State:
+        return {
+            "now": self.now,
+            "nodes": [str(node_id) for node_id in self.node_ids],
+            "tasks": self._tasks,
+            "new": sorted(self._new),
+            "samples": [[client, count] for client, count in self.samples.items()],
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Known nodes keep their numbers, newly seen ones come after them. What was under way is lost.
+
+        The clients' memories of differences belong to the process that died, so client-held ACE starts its sum anew.
+        """
+        self._roster.load(int(node_id) for node_id in state["nodes"])
+        self.now = float(state["now"])
+        self._began = self._clock() - self.now
+        self._tasks, self._new = int(state["tasks"]), set(state["new"])
+        self.samples = {client: count for client, count in state["samples"]}
+        self._scan()
+        if self._differences:
+            self._start_anew("the server was restarted")

@@ -1,0 +1,175 @@
+"""Messages out, answers in: every message is pushed and pulled on its own, in a thread of a pool.
+
+`Grid.pull_messages` blocks until everything it found has been uploaded, so one node that pauses in mid-upload would
+hold up the answers of all others if they were pulled together.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+log = logging.getLogger("acefl")
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+MOST_THREADS = 128
+LOOKS_PER_SECOND = 100  # at all messages together, so that many nodes do not swamp the SuperLink with questions
+PATIENT_BY = 1 / 50  # a message is looked after again when this share of its age has passed ...
+LEAST, MOST = 0.05, 1.0  # ... but not sooner, and not later, than so many seconds
+
+
+@dataclass(frozen=True)
+class Undelivered:
+    """A message that was not sent, or that will never be answered."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass
+class _Letter(Generic[T]):
+    tag: T
+    sent: float
+    message_id: str = ""
+    due: float = 0.0
+    pulling: bool = False
+
+
+class Post(Generic[T, R]):
+    """Sends messages and hands out their answers as they come, whatever the order.
+
+    `read` turns an answer into what the caller wants; it runs in the pool's threads, as pushing and pulling do.
+    Only `send`, `collect`, `hurry` and `close` are called by the owner, from one thread.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        read: Callable[[T, Message], R | Undelivered],
+        *,
+        pool: Executor | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        least: float = LEAST,
+    ) -> None:
+        self._grid = grid
+        self._read = read
+        self._pool = pool or ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="acefl-post")
+        self._clock = clock
+        self._least = least
+        self._letters: dict[int, _Letter[T]] = {}
+        self._back: queue.SimpleQueue[tuple[int, str | int | R | Undelivered]] = queue.SimpleQueue()
+        self._count = 0
+        self._outage = False
+        self.foreign = 0  # answers to messages that were not asked for
+
+    def __len__(self) -> int:
+        """How many messages are out."""
+        return len(self._letters)
+
+    def send(self, tag: T, make: Callable[[], Message]) -> None:
+        """Push the message that `make` gives; both happen in the pool."""
+        number, self._count = self._count, self._count + 1
+        self._letters[number] = _Letter(tag, self._clock())
+        self._pool.submit(self._push, number, make).add_done_callback(_tell)
+
+    def hurry(self, which: Callable[[T], bool]) -> None:
+        """Look after these messages at once: their node is said to be gone."""
+        for letter in self._letters.values():
+            if which(letter.tag):
+                letter.due = 0.0
+
+    def collect(self, timeout: float) -> list[tuple[T, R | Undelivered]]:
+        """All answers that are there; waits up to `timeout` seconds for the first."""
+        until = self._clock() + timeout
+        found = self._sort(0.0)
+        while True:
+            self._look()
+            found += self._sort(0.0 if found else max(0.0, min(until, self._next_look()) - self._clock()))
+            if found or self._clock() >= until:
+                return found
+
+    def _sort(self, wait: float) -> list[tuple[T, R | Undelivered]]:
+        """Note what the threads have reported; says which messages are done with."""
+        found: list[tuple[T, R | Undelivered]] = []
+        for number, what in self._reports(wait):
+            letter = self._letters[number]
+            if isinstance(what, str):
+                letter.message_id, letter.due = what, self._clock() + self._least
+            elif isinstance(what, int):
+                self.foreign += what
+                letter.pulling = False
+                letter.due = self._clock() + self._pause(letter)
+            else:
+                del self._letters[number]
+                found.append((letter.tag, what))
+        return found
+
+    def _reports(self, wait: float) -> Iterator[tuple[int, str | int | R | Undelivered]]:
+        """All there is, waiting for the first if there is nothing yet."""
+        try:
+            yield self._back.get(timeout=wait) if wait else self._back.get_nowait()
+            while True:
+                yield self._back.get_nowait()
+        except queue.Empty:
+            return
+
+    def close(self) -> None:
+        """Stop looking; what is being pulled is not waited for."""
+        self._letters.clear()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _pause(self, letter: _Letter[T]) -> float:
+        age = self._clock() - letter.sent
+        return max(self._least, min(age * PATIENT_BY, MOST), len(self._letters) / LOOKS_PER_SECOND)
+
+    def _next_look(self) -> float:
+        waiting = [letter.due for letter in self._letters.values() if letter.message_id and not letter.pulling]
+        return min(waiting, default=float("inf"))
+
+    def _look(self) -> None:
+        now = self._clock()
+        for number, letter in list(self._letters.items()):
+            if letter.message_id and not letter.pulling and letter.due <= now:
+                letter.pulling = True
+                self._pool.submit(self._pull, number, letter).add_done_callback(_tell)
+
+    def _push(self, number: int, make: Callable[[], Message]) -> None:
+        try:
+            ids = list(self._grid.push_messages([make()]))
+        except Exception as error:  # the engine raises what its transport raises
+            self._back.put((number, Undelivered(f"{type(error).__name__}: {error}")))
+            return
+        self._back.put((number, ids[0] if ids and ids[0] else Undelivered("the SuperLink did not take the message")))
+
+    def _pull(self, number: int, letter: _Letter[T]) -> None:
+        try:
+            answers = list(self._grid.pull_messages([letter.message_id]))
+            self._outage = False
+        except Exception as error:  # an outage: look again later, and the time to live ends it
+            if not self._outage:
+                log.warning("cannot ask for answers now: %s: %s", type(error).__name__, error)
+            self._outage, answers = True, []
+        own = [answer for answer in answers if answer.metadata.reply_to_message_id == letter.message_id]
+        try:
+            self._back.put((number, self._read(letter.tag, own[0]) if own else len(answers)))
+        except Exception as error:
+            self._back.put((number, Undelivered(f"{type(error).__name__}: {error}")))
+            raise
+
+
+def _tell(future: Future[None]) -> None:
+    """A bug in our own code must not vanish in a thread."""
+    if not future.cancelled() and (error := future.exception()) is not None:
+        log.error("while handling a message", exc_info=error)

@@ -1,0 +1,143 @@
+"""Asynchronous training in a ServerApp: `run_async` in place of `strategy.start`."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from acefl.errors import require
+from acefl.federation import Federation, Judgement
+from acefl.fleets.flower.fleet import FlowerFleet, Wires
+from acefl.fleets.flower.records import ModelLayout
+from acefl.simulation import Observer
+from acefl.stop import Stop
+from acefl.types import RuleSettings, Step, Vector
+
+log = logging.getLogger("acefl")
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]  # as for Flower's strategies: a round, here a version
+DRAIN = 10.0  # seconds for nodes to finish what they are at, once the run is over
+
+
+def run_async(
+    grid: Grid,
+    rule: RuleSettings,
+    initial_arrays: ArrayRecord,
+    *,
+    lr: float,
+    stop: Stop,
+    nodes: int = 1,
+    wires: Wires | None = None,
+    train_config: ConfigRecord | None = None,
+    evaluate_fn: EvaluateFn | None = None,
+    evaluations: int = 50,
+    surveys: int = 0,
+    out: str | os.PathLike[str] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    observers: Sequence[Observer] = (),
+    task: Mapping[str, Any] | None = None,
+    drain: float = DRAIN,
+) -> Result:
+    """Train by `rule` on the nodes of a grid, each at its own pace, and return Flower's own Result.
+
+    Starts when `nodes` nodes are connected; others join as they come. Each answer is taken in at once, the model steps,
+    and its node gets the new model. `evaluate_fn(version, arrays)` judges the model on the server `evaluations` times,
+    and the nodes judge it on their own data `surveys` times, at even shares of the budget; training waits for neither.
+    `out` is where the run is recorded and its report written. With `checkpoint`, a directory, the run's state is kept
+    there, and a ServerApp that is started again goes on from it. `task` describes the task in the record.
+    """
+    require(nodes >= 1, f"nodes is {nodes}; allowed: at least 1")
+    require(surveys >= 0, f"surveys is {surveys}; allowed: at least 0")
+    layout = ModelLayout.of(initial_arrays)
+    fleet = FlowerFleet(grid, layout, wires, differences=getattr(rule, "sends_differences", False), config=train_config)
+    results = Results(layout, evaluate_fn)
+    fleet.wait_for(nodes)
+    federation = Federation(
+        layout.flat(initial_arrays),
+        rule,
+        fleet,
+        lr=lr,
+        stop=stop,
+        config={
+            "task": dict(task or {"name": "flower"}),
+            "scenario": {"clock": "wall", "fleet": "flower", **vars(fleet.wires)},
+        },
+        judge=results.judge if evaluate_fn is not None else None,
+        evaluations=evaluations,
+        observers=observers,
+    )
+    asked = _Cadence(surveys)
+    try:
+        for step, spent in federation.advance():
+            if asked.due(spent):
+                fleet.survey(federation.server.model, step.version)
+                asked.steps[step.version] = step
+            results.take(fleet, federation, asked.steps)
+        fleet.drain(drain)
+        if surveys:
+            fleet.survey(federation.server.model, federation.server.version)
+            asked.steps[federation.server.version] = federation.step
+            fleet.drain(drain)
+            results.take(fleet, federation, asked.steps)
+        run = federation.finish()
+    finally:
+        federation.close()
+    if out is not None:
+        from acefl import report
+
+        run.config["nodes"] = [str(node_id) for node_id in fleet.node_ids]
+        report.build(run.save(out))
+        log.info("the report: %s", Path(out) / "report.html")
+    results.result.arrays = layout.arrays(federation.server.model)
+    return results.result
+
+
+class _Cadence:
+    """Some events at even shares of the budget."""
+
+    def __init__(self, times: int) -> None:
+        self._times, self._done = times, 1
+        self.steps: dict[int, Step] = {}
+
+    def due(self, spent: float) -> bool:
+        if not self._times or spent >= 1.0 or spent * self._times < self._done:
+            return False
+        self._done = math.floor(spent * self._times + 1e-9) + 1
+        return True
+
+
+class Results:
+    """Fills Flower's Result as things are found out."""
+
+    def __init__(self, layout: ModelLayout, evaluate_fn: EvaluateFn | None) -> None:
+        self._layout, self._evaluate = layout, evaluate_fn
+        self.result = Result()
+
+    def judge(self, model: Vector, version: int) -> Judgement | None:
+        """The user's evaluation on the server; runs in the evaluation's thread."""
+        assert self._evaluate is not None
+        found = self._evaluate(version, self._layout.arrays(model))
+        if found is None:
+            return None
+        self.result.evaluate_metrics_serverapp[version] = found
+        return Judgement({name: float(value) for name, value in found.items() if isinstance(value, int | float)})
+
+    def take(self, fleet: FlowerFleet, federation: Federation, steps: dict[int, Step]) -> None:
+        """What the nodes said since the last call."""
+        federation.samples.update(fleet.samples)
+        for survey in fleet.surveys():
+            if survey.found:
+                self.result.evaluate_metrics_clientapp[survey.version] = MetricRecord(dict(survey.means()))
+                federation.judged(steps.pop(survey.version), survey.judgement())
+        if fleet.metrics:
+            means = {name: sum(values) / len(values) for name, values in fleet.metrics.items()}
+            self.result.train_metrics_clientapp[federation.server.version] = MetricRecord(dict(means))
+            fleet.metrics = {}

@@ -1,0 +1,43 @@
+"""Evaluation by the clients, on their own data: a question to every node, and answers as they come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from acefl.federation import Judgement
+from acefl.fleets.flower.records import Findings
+
+ACCURACY, LOSS = ("accuracy", "eval_acc"), ("loss", "eval_loss")  # ours, and those of Flower's own templates
+
+
+@dataclass
+class Survey:
+    """What the nodes say about the model of one version."""
+
+    version: int
+    waiting: set[int]  # clients
+    found: dict[int, Findings] = field(default_factory=dict)
+
+    def judgement(self) -> Judgement:
+        """Every client's loss and accuracy, and `client_loss`, in which every client counts the same."""
+        loss, accuracy = self._each(LOSS), self._each(ACCURACY)
+        metrics = {"client_loss": sum(loss.values()) / len(loss)} if loss else {}
+        return Judgement(metrics, loss, accuracy)
+
+    def means(self) -> dict[str, float]:
+        """Every metric's mean over clients, weighted by their numbers of samples, as Flower's strategies do it."""
+        names = sorted({name for found in self.found.values() for name in found.metrics})
+        weights = {client: found.samples or 1 for client, found in self.found.items()}
+        means = {}
+        for name in names:
+            have = {client: found.metrics[name] for client, found in self.found.items() if name in found.metrics}
+            total = sum(weights[client] for client in have)
+            means[name] = sum(weights[client] * value for client, value in have.items()) / total
+        return means
+
+    def _each(self, names: tuple[str, ...]) -> dict[int, float]:
+        return {
+            client: next(found.metrics[name] for name in names if name in found.metrics)
+            for client, found in sorted(self.found.items())
+            if any(name in found.metrics for name in names)
+        }

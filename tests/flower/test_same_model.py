@@ -1,0 +1,127 @@
+"""The same arrivals through a grid, a script and the simulator end in the same model, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Context, Message
+from tests.flower.fake_grid import FIRST_NODE, AtOnce, FakeGrid, ticking
+
+from acefl import ACE, ACED, ASGD, CA2FL, FedBuff, Scenario, Server, Stop, simulate, tasks
+from acefl.fleets.flower.client import answer
+from acefl.fleets.flower.fleet import FlowerFleet, Wires
+from acefl.fleets.flower.records import ModelLayout
+from acefl.fleets.scripted import ScriptedFleet
+from acefl.fleets.simulated import work_key
+from acefl.loop import run
+from acefl.record import Run
+from acefl.tasks.base import Task
+from acefl.types import RuleSettings, Vector
+
+SEED, LR, CLIENTS = 3, 0.2, 6
+RULES = [ACE(), ACE(warmup="seen"), ACE(table="int8"), ACED(tau=4), CA2FL(buffer=3), FedBuff(buffer=3), ASGD()]
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return tasks.digits(clients=CLIENTS, alpha=0.3, model="softmax", seed=SEED)
+
+
+class KeyedClient:
+    """Computes what the simulator's clients compute."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._visits = [0] * task.clients
+
+    def work(self, client: int, visit: int, model: Vector) -> Vector:
+        return self._task.updates(model.unsqueeze(0), [client], [work_key(SEED, client, visit)])[0]
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        client = context.node_id - FIRST_NODE
+        model = torch.from_numpy(message.content["arrays"]["w"].numpy())
+        visit, self._visits[client] = self._visits[client], self._visits[client] + 1
+        return answer(message, context, self.work(client, visit, model))
+
+
+def turns(recorded: Run) -> list[list[tuple[int, int]]]:
+    """Who arrived together, on which versions."""
+    return [
+        list(zip(together["client"], together["trained_on"], strict=True))
+        for _, together in recorded.events.groupby("time", sort=True)
+    ]
+
+
+def through_grid(task: Task, rule: RuleSettings, recorded: Run, wires: Wires | None = None) -> Server:
+    model = task.initial()
+    layout = ModelLayout.of(ArrayRecord({"w": Array(model.numpy())}))
+    script = [[(int(client), None) for client, _ in turn] for turn in turns(recorded)]
+    grid = FakeGrid(KeyedClient(task), task.clients, script)
+    differences = getattr(rule, "sends_differences", False)
+    fleet = FlowerFleet(grid, layout, wires, differences=differences, pool=AtOnce(), clock=ticking(), least=0.0)
+    fleet.wait_for(task.clients)
+    server = Server(
+        model, rule.build(task.clients, model), LR, task.clients, on_arrival=lambda a, reason: fleet.heard(a, reason)
+    )
+    fleet.attach(server)
+    for _ in run(server, fleet, Stop(arrivals=recorded.arrivals)):
+        assert not grid.over, "the script has ended before the run"
+    return server
+
+
+def through_script(task: Task, rule: RuleSettings, script: list[list[tuple[int, int]]]) -> Server:
+    model = task.initial()
+    server = Server(model, rule.build(task.clients, model), LR, task.clients)
+    for _ in run(server, ScriptedFleet(script, KeyedClient(task).work), Stop(arrivals=sum(map(len, script)))):
+        pass
+    return server
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_grid_script_and_simulator_agree(task: Task, rule: RuleSettings) -> None:
+    scenario = Scenario(delay=2.0, spread=8.0)
+    simulated = simulate(task, rule, lr=LR, scenario=scenario, stop=Stop(arrivals=60), seed=SEED, evaluations=1)
+    scripted, flower = through_script(task, rule, turns(simulated)), through_grid(task, rule, simulated)
+    assert torch.equal(scripted.model, simulated.model)
+    assert torch.equal(flower.model, simulated.model)
+    assert flower.version == scripted.version == simulated.steps
+    assert flower.participation == simulated.participation
+    assert not flower.refused
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_answers_that_wait_together_make_one_step(task: Task, rule: RuleSettings) -> None:
+    """As under the simulator's tick clock. Within a step a grid hands out answers in the order their models were sent,
+    so here the simulator agrees within rounding, and the script, given that order, bit for bit."""
+    scenario = Scenario(clock="tick", delay=2.0, spread=8.0)
+    simulated = simulate(task, rule, lr=LR, scenario=scenario, stop=Stop(arrivals=60), seed=SEED, evaluations=1)
+    script = turns(simulated)
+    assert max(map(len, script)) > 1, "no two arrivals came together"
+    flower = through_grid(task, rule, simulated)
+    sent: dict[int, int] = {}  # client -> its place in the last dispatch
+    for number, turn in enumerate(script):
+        turn.sort(key=lambda event: (sent.get(event[0], 0), event[0]))
+        sent.update({client: number + 1 for client, _ in turn})
+    scripted = through_script(task, rule, script)
+    assert torch.equal(flower.model, scripted.model)
+    assert torch.allclose(flower.model, simulated.model, atol=1e-5)
+    assert flower.version == simulated.steps
+
+
+def test_differences_of_clients_give_the_model_of_the_table(task: Task) -> None:
+    """Client-held ACE forms the same sum in another order: equal within the rounding of float32."""
+    scenario = Scenario(delay=2.0, spread=8.0)
+    simulated = simulate(task, ACE(), lr=LR, scenario=scenario, stop=Stop(arrivals=60), seed=SEED, evaluations=1)
+    held = through_grid(task, ACE(variant="client-held"), simulated)
+    assert held.version == simulated.steps
+    assert torch.allclose(held.model, simulated.model, atol=1e-5)
+    assert not torch.equal(held.model, task.initial())
+
+
+@pytest.mark.parametrize("encoding", ["bf16", "int8"])
+def test_a_lossy_wire_is_a_little_noise(task: Task, encoding: str) -> None:
+    scenario = Scenario(delay=2.0, spread=8.0)
+    simulated = simulate(task, ACE(), lr=LR, scenario=scenario, stop=Stop(arrivals=60), seed=SEED, evaluations=1)
+    lossy = through_grid(task, ACE(), simulated, Wires(uplink=encoding, downlink=encoding))
+    moved = float((simulated.model - task.initial()).norm())
+    assert 0 < float((lossy.model - simulated.model).norm()) < 0.05 * moved
