@@ -7,12 +7,18 @@ from typing import Any
 
 from acefl.errors import InvalidInput
 from acefl.tasks.base import Evaluation, Task
+from acefl.tasks.cifar import cifar10, cifar100
 from acefl.tasks.digits import digits
 from acefl.tasks.partition import partition
 from acefl.tasks.quadratic import Quadratic, quadratic
 from acefl.tasks.torch_task import LocalSteps, TorchTask, batch_statistics
 
-TASKS: dict[str, Callable[..., Task]] = {"digits": digits, "quadratic": quadratic}
+TASKS: dict[str, Callable[..., Task]] = {
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "digits": digits,
+    "quadratic": quadratic,
+}
 
 
 def build(description: dict[str, Any]) -> Task:
@@ -36,6 +42,8 @@ __all__ = [
     "TorchTask",
     "batch_statistics",
     "build",
+    "cifar10",
+    "cifar100",
     "digits",
     "partition",
     "quadratic",

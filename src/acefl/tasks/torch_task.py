@@ -55,6 +55,7 @@ class TorchTask:
     compute: `one-by-one`, `together` (many client models in one call), or `auto`, which goes by the model's size and
     the device and not by a stopwatch, so that the same run gives the same bits tomorrow.
     prepare: turns stored inputs into what the model takes (say uint8 pixels into normalised floats), on the device.
+    evaluate_on: judge each client by so many of its samples at most, instead of by all of them.
     bf16: forward and backward in bfloat16 autocast; channels_last: that memory format for 4-d inputs and weights.
     """
 
@@ -73,6 +74,7 @@ class TorchTask:
         device: str | torch.device = "cpu",
         compute: str = "auto",
         prepare: Callable[[Any], Any] | None = None,
+        evaluate_on: int | None = None,
         bf16: bool = False,
         channels_last: bool = False,
         description: dict[str, Any] | None = None,
@@ -104,6 +106,7 @@ class TorchTask:
         self._local = local
         self._ridge = ridge
         self._load(clients, test)
+        self._judged = self._first_of_each_client(evaluate_on)  # None: all of it
         self.batch_limit = 1 << (max(1, min(64, 2**24 // len(self._flat))).bit_length() - 1)
         self._random_forward = self._draws_random_numbers()
         self.compute = self._choose(compute)
@@ -121,6 +124,13 @@ class TorchTask:
         self._offsets = counts.cumsum(0) - counts
         self._owner = torch.repeat_interleave(torch.arange(self.clients, device=self.device), counts)
         self._test = tree_map(lambda t: t.to(self.device), _tensors(test)) if test is not None else None
+
+    def _first_of_each_client(self, count: int | None) -> torch.Tensor | None:
+        if count is None or max(self.samples) <= count:
+            return None
+        require(count >= 1, f"evaluate_on is {count}; allowed: at least 1")
+        place = torch.arange(len(self._owner), device=self.device) - self._offsets[self._owner]
+        return torch.nonzero(place < count).squeeze(1)
 
     def _draws_random_numbers(self) -> bool:
         """Whether a gradient uses torch's generators, as dropout does: tried, since no list of layers is complete."""
@@ -315,7 +325,7 @@ class TorchTask:
         self._flat.copy_(model)
         self._module.eval()
         try:
-            losses, hits = self._per_sample(self._inputs, self._targets)
+            losses, hits = self._per_sample(*self._own_data())
             test = self._per_sample(*self._test) if self._test is not None else (losses, hits)
         finally:
             self._module.train()
@@ -327,9 +337,17 @@ class TorchTask:
             metrics["accuracy"] = float(test[1].mean())
         return Evaluation(metrics, client_loss, client_accuracy)
 
+    def _own_data(self) -> tuple[Batch, torch.Tensor]:
+        """What clients are judged by: their data, or the first few samples of each."""
+        if self._judged is None:
+            return self._inputs, self._targets
+        return tree_map(lambda t: t[self._judged], self._inputs), self._targets[self._judged]
+
     def _per_client(self, values: torch.Tensor) -> torch.Tensor:
+        owner = self._owner if self._judged is None else self._owner[self._judged]
         totals = torch.zeros(self.clients, dtype=torch.float64, device=self.device)
-        return (totals.index_add_(0, self._owner, values.double()) / self._counts).cpu()
+        counts = torch.bincount(owner, minlength=self.clients)
+        return (totals.index_add_(0, owner, values.double()) / counts).cpu()
 
     @torch.no_grad()
     def _per_sample(self, inputs: Batch, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

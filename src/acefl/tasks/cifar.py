@@ -1,0 +1,144 @@
+"""CIFAR-10 and CIFAR-100, from a folder, split over clients by label."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from acefl.errors import one_of, require
+from acefl.tasks.image_files import load
+from acefl.tasks.partition import Rows
+from acefl.tasks.partition import partition as split
+from acefl.tasks.torch_task import LocalSteps, TorchTask
+from acefl.tasks.vision import resnet18, small_cnn
+
+MODELS: dict[str, Callable[..., nn.Module]] = {"resnet18": resnet18, "cnn": small_cnn}
+EVALUATE_ON = 20  # of each client's own images: all of them would cost more than the training between evaluations
+_MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+
+def cifar10(
+    folder: str,
+    clients: int = 100,
+    alpha: float = 0.1,
+    model: str = "resnet18",
+    seed: int = 0,
+    *,
+    norm: str = "group",
+    batch: int = 50,
+    partition: str = "dirichlet",
+    classes_per_client: int = 2,
+    samples: int | None = None,
+    validation: bool = False,
+    device: str = "cpu",
+    bf16: bool = False,
+    rows: list[Rows] | None = None,
+    local: LocalSteps | None = None,
+) -> TorchTask:
+    """CIFAR-10 from `folder` (see `acefl.tasks.image_files` for the layouts it may have).
+
+    `samples` keeps only so many training images. `validation` evaluates on the last tenth of the training images,
+    which no client then has, instead of the test set: for choosing settings. `rows` gives the split over clients
+    instead of drawing it.
+    """
+    return _cifar("cifar10", 10, **locals())
+
+
+def cifar100(
+    folder: str,
+    clients: int = 100,
+    alpha: float = 0.1,
+    model: str = "resnet18",
+    seed: int = 0,
+    *,
+    norm: str = "group",
+    batch: int = 50,
+    partition: str = "dirichlet",
+    classes_per_client: int = 2,
+    samples: int | None = None,
+    validation: bool = False,
+    device: str = "cpu",
+    bf16: bool = False,
+    rows: list[Rows] | None = None,
+    local: LocalSteps | None = None,
+) -> TorchTask:
+    """CIFAR-100 (fine labels) from `folder`; settings as for `cifar10`."""
+    return _cifar("cifar100", 100, **locals())
+
+
+def _cifar(
+    name: str,
+    classes: int,
+    *,
+    folder: str,
+    clients: int,
+    alpha: float,
+    model: str,
+    seed: int,
+    norm: str,
+    batch: int,
+    partition: str,
+    classes_per_client: int,
+    samples: int | None,
+    validation: bool,
+    device: str,
+    bf16: bool,
+    rows: list[Rows] | None,
+    local: LocalSteps | None,
+) -> TorchTask:
+    one_of("model", model, tuple(MODELS))
+    data = load(name, folder)
+    order = np.random.default_rng(seed).permutation(len(data.train))
+    held_out, used = np.split(order, [len(order) // 10 if validation else 0])
+    if samples is not None:
+        require(1 <= samples <= len(used), f"samples is {samples}; allowed: from 1 to {len(used)}")
+        used = used[:samples]
+    x, y = torch.from_numpy(data.train), torch.from_numpy(data.train_labels)
+    if rows is None:
+        options: dict[str, Any] = {"alpha": alpha, "classes_per_client": classes_per_client, "seed": seed}
+        rows = [used[own] for own in split(data.train_labels[used], clients, how=partition, **options)]
+    test = (x[held_out], y[held_out]) if validation else (torch.tensor(data.test), torch.tensor(data.test_labels))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = MODELS[model](classes=classes, norm=norm)
+    return TorchTask(
+        module,
+        nn.CrossEntropyLoss(),
+        [(x[own], y[own]) for own in rows],
+        test=test,
+        batch=batch,
+        local=local,
+        device=device,
+        prepare=_normaliser(device),
+        evaluate_on=EVALUATE_ON,
+        bf16=bf16,
+        channels_last=bf16,
+        description={
+            "name": name,
+            "folder": str(folder),
+            "clients": clients,
+            "alpha": alpha,
+            "model": model,
+            "seed": seed,
+            "norm": norm,
+            "batch": batch,
+            "partition": partition,
+            "classes_per_client": classes_per_client,
+            "samples": samples,
+            "validation": validation,
+            "device": device,
+            "bf16": bf16,
+        },
+    )
+
+
+def _normaliser(device: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Pixels to zero mean and unit variance per channel. The constants are on the device already: a CUDA graph that is
+    being captured may not fetch them."""
+    mean = torch.tensor(_MEAN, device=device).view(3, 1, 1)
+    std = torch.tensor(_STD, device=device).view(3, 1, 1)
+    return lambda pixels: (pixels.float() / 255.0 - mean) / std
