@@ -142,17 +142,25 @@ class Checkpoints:
         raise InvalidInput(f"{self._folder} has no undamaged checkpoint")
 
     def _still_needed(self, parts: Parts) -> dict[str, dict[str, int]]:
-        """What the new checkpoint can take from earlier files: those that are there and not mostly outdated."""
+        """What the new checkpoint takes from earlier files; the rest of what is named it writes itself.
+
+        Once more than half of what lies there is outdated, the most outdated files are given up until it is a third.
+        What is written again for that is no more than what was outdated.
+        """
         current = {f"{group}/{name}" for group, tensors in parts.named.items() for name in tensors}
-        present = set(self.files)
-        held, bytes_held = {}, {}
-        for file, paths in self._held.items():
-            held[file] = {path: size for path, size in paths.items() if path in current}
-            bytes_held[file] = sum(held[file].values())
-        worth = [file for file in held if file in present and 2 * bytes_held[file] > self._sizes[file]]
-        if len(worth) > MOST_FILES:
-            worth = sorted(worth, key=bytes_held.__getitem__)[-MOST_FILES // 2 :]
-        return {file: held[file] for file in worth}
+        held = {
+            file: {path: size for path, size in self._held.get(file, {}).items() if path in current}
+            for file in self.files
+        }
+        needed = {file: sum(paths.values()) for file, paths in held.items() if paths}
+        outdated = {file: self._sizes[file] - needed[file] for file in needed}
+        kept = sorted(needed, key=lambda file: needed[file] / self._sizes[file])
+        if sum(outdated.values()) > sum(needed.values()):
+            while sum(outdated[file] for file in kept) > sum(needed[file] for file in kept) / 2:
+                kept.pop(0)
+        if len(kept) > MOST_FILES:
+            kept = sorted(kept, key=needed.__getitem__)[-MOST_FILES // 2 :]
+        return {file: held[file] for file in kept}
 
     def _write(self, sources: Mapping[str, Source], content: dict[str, Any]) -> tuple[str, dict[str, int]]:
         """Write a safetensors file, and tell its name and how many bytes each tensor takes.

@@ -35,6 +35,9 @@ def run_resumably(
     """Run a simulation from its beginning, with checkpoints in `out` until its record is there."""
     with start(out) as directory:
         simulation = begin()
+        for observer in simulation.observers:
+            known = hasattr(observer, "state_dict") and hasattr(observer, "load_state_dict")
+            require(known, f"{type(observer).__name__} cannot be saved: an observer needs state_dict and load_state_dict")
         settings = _settings(simulation, every)
         directory.begin({"run": settings, "simulation": None})
         return _run(simulation, settings, every, directory, progress)
