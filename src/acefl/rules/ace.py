@@ -14,6 +14,7 @@ import torch
 
 from acefl.errors import one_of
 from acefl.rules.settings import WARMUPS, WEIGHTS, check_table, client_weights, empty_vector
+from acefl.state import lend
 from acefl.table import Accumulator, Table
 from acefl.types import Arrival, Rule, State, Vector
 
@@ -208,6 +209,12 @@ class ClientHeldACE(_AllClients):
         if client not in self._seen:
             self._gone.add(client)
 
+    def restart(self) -> None:
+        """Start the sum anew: from now on every client's next update is its whole gradient again."""
+        self._total.zero_()
+        self._seen.clear()
+        self._seen_weight = 0.0
+
     def state_dict(self) -> State:
         return {**super().state_dict(), "total": self._total.clone()}
 
@@ -221,14 +228,20 @@ class ClientMemory:
 
     def __init__(self) -> None:
         self._last: dict[int, Vector] = {}
+        self._visits: dict[int, int] = {}
 
     def difference(self, client: int, gradient: Vector) -> Vector:
         last = self._last.get(client)
         self._last[client] = gradient.clone()
-        return gradient if last is None else gradient - last
+        self._visits[client] = self._visits.get(client, 0) + 1
+        return gradient if last is None else gradient - last.to(gradient.device)
 
     def state_dict(self) -> State:
-        return {str(client): last.clone() for client, last in self._last.items()}
+        names = {f"{client}@{visit}": client for client, visit in self._visits.items()}
+        return {"last": lend(names, lambda name: self._last[names[name]])}
 
     def load_state_dict(self, state: State) -> None:
-        self._last = {int(client): last.clone() for client, last in state.items()}
+        self._last, self._visits = {}, {}
+        for name, last in state["last"].items():
+            client, visit = map(int, name.split("@"))
+            self._last[client], self._visits[client] = last.clone(), visit
