@@ -1,0 +1,10 @@
+"""What a run's updates are made of, measured while it runs and without changing it.
+
+Observers for `simulate(..., observers=[...])`: `ErrorTerms` measures the paper's sampling noise, participation bias and
+delay error of single steps; `Participation` follows whose updates make up the model, and how stale they were.
+"""
+
+from acefl.probes.error_terms import ErrorTerms
+from acefl.probes.participation import Participation
+
+__all__ = ["ErrorTerms", "Participation"]

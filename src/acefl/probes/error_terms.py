@@ -1,0 +1,256 @@
+"""The paper's error terms of single steps: how wrong an update is, and why.
+
+u - grad F(w) = A + B + C, with w the model the step was made from and
+
+    A = u - ubar                      sampling noise (with a quantised table also its rounding)
+    B = ubar - grad F(w_stale)        participation bias
+    C = grad F(w_stale) - grad F(w)   delay
+
+ubar is u with every contribution's stochastic gradient replaced by the full local gradient at the very model it was
+computed on; grad F(w_stale) is the mean over all clients of their full gradients, each at the model of its latest
+accepted contribution (a client that has not contributed yet: at the model everybody was sent first); F is the mean of
+the clients' losses, every client counting the same.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import torch
+
+from acefl import keyed
+from acefl.errors import InvalidInput, require
+from acefl.probes.shadow import Shadow, Weighed
+from acefl.types import Arrival, State, Step, Vector
+
+if TYPE_CHECKING:
+    from acefl.server import Server
+    from acefl.simulation import Simulation
+
+TERMS = ("noise", "bias", "delay", "mse")
+_PROBE_STREAM = 21
+_SPARE_MODELS = 64
+
+
+@runtime_checkable
+class ExactGradients(Protocol):
+    """What a task offers where full local gradients are affordable."""
+
+    def client_gradients(self, models: torch.Tensor, clients: list[int]) -> torch.Tensor: ...
+
+    def mean_gradient(self, model: Vector) -> Vector: ...
+
+
+class ErrorTerms:
+    """Measures A, B and C at the first step after every `every` accepted arrivals, from the run's own contributions.
+
+    `records` has one row per measured step: the squared norms `noise`, `bias` and `delay`, `mse` (of their sum),
+    `gradient` (of the true gradient), their cosines with it, `weights` (the sum of squared weights: what averaging
+    leaves of the noise), `heterogeneity` (mean squared distance of clients' gradients from their mean), `drift` (mean
+    squared distance of w from the stale models), and the `seconds` it took. `run.history` gets the mean of each term
+    since the evaluation before, and `probe_seconds`, the probe's whole cost so far.
+
+    replicates: None for full local gradients, which the task must offer. A number (at least 3) draws so many
+    minibatches per client instead: estimates without bias, with 95 % intervals in `noise_low`, `noise_high` and so on.
+    Where a client's work is more than one gradient (local steps), its expected update takes the place of its gradient.
+    """
+
+    def __init__(self, every: int = 100, *, replicates: int | None = None, slots: int | None = None) -> None:
+        require(every >= 1, f"every is {every}; allowed: at least 1")
+        require(replicates is None or replicates >= 3, f"replicates is {replicates}; allowed: at least 3, or None")
+        self.every, self.replicates = every, replicates
+        self._slots = slots
+        self.records: list[dict[str, float]] = []
+        self.seconds = 0.0
+        self._shown = 0
+        self._due = every
+        self._gradients: dict[tuple[int, int], Vector] = {}
+
+    def started(self, run: Simulation) -> None:
+        self._task, self._versions_out = run.task, run.fleet.versions_out
+        if self.replicates is None:
+            exact = isinstance(run.task, ExactGradients)
+            require(exact, f"task {run.task.describe().get('name')} has no full gradients; allowed: replicates=8")
+            run.task.mean_gradient(run.task.initial())  # type: ignore[attr-defined]
+        model = run.server.model
+        self._shadow = Shadow(run.settings, run.task.clients, run.task.samples, model, self._slots)
+        self._models = {0: model.clone()}
+        self._most_models = _SPARE_MODELS
+        self._stale = [0] * run.task.clients
+        self._arrivals = 0
+
+    def arrived(self, arrival: Arrival, reason: str) -> None:
+        if reason:
+            return
+        began = time.perf_counter()
+        self._shadow.absorb(arrival)
+        self._stale[arrival.client] = arrival.trained_on
+        self._arrivals += 1
+        self.seconds += time.perf_counter() - began
+
+    def stepped(self, step: Step, server: Server) -> None:
+        if not step.stepped:
+            return
+        began = time.perf_counter()
+        if step.arrivals != self._arrivals:
+            raise InvalidInput("a probe must watch a run from its start: it cannot join one that is gone on with")
+        self._shadow.step()
+        if step.arrivals >= self._due:
+            self._due = (step.arrivals // self.every + 1) * self.every
+            row = {"step": float(step.version), "arrival": float(step.arrivals), "time": step.time}
+            self.records.append(row | self._measure(server) | {"seconds": time.perf_counter() - began})
+        self._models[server.version] = server.model.clone()
+        if len(self._models) > self._most_models:
+            self._let_models_go(server.version)
+        self.seconds += time.perf_counter() - began
+
+    def evaluated(self, row: dict[str, float]) -> None:
+        new = self.records[self._shown :]
+        self._shown = len(self.records)
+        if new:
+            row |= {name: math.fsum(record[name] for record in new) / len(new) for name in TERMS}
+        row["probe_seconds"] = self.seconds
+
+    @property
+    def models_kept(self) -> int:
+        """How many versions of the model the probe holds in memory now."""
+        return len(self._models)
+
+    def state_dict(self) -> State:
+        return {
+            "records": [dict(record) for record in self.records],
+            "seconds": self.seconds,
+            "shown": self._shown,
+            "due": self._due,
+            "shadow": self._shadow.state_dict(),
+            "models": {str(version): model.clone() for version, model in self._models.items()},
+            "stale": list(self._stale),
+            "arrivals": self._arrivals,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.records = [dict(record) for record in state["records"]]
+        self.seconds, self._shown, self._due = float(state["seconds"]), int(state["shown"]), int(state["due"])
+        self._shadow.load_state_dict(state["shadow"])
+        device = self._models[0].device
+        self._models = {int(version): model.to(device) for version, model in state["models"].items()}
+        self._stale, self._arrivals = list(state["stale"]), int(state["arrivals"])
+
+    def _let_models_go(self, now: int) -> None:
+        """Keep the models that clients work on, that contributions still in the rule were computed on, or that are some
+        client's latest."""
+        self._shadow.sweep()
+        needed = self._versions_out() | self._shadow.versions() | {*self._stale, now}
+        self._models = {version: model for version, model in self._models.items() if version in needed}
+        self._most_models = 2 * len(self._models) + _SPARE_MODELS
+
+    def _measure(self, server: Server) -> dict[str, float]:
+        update = server.rule.direction()
+        model = self._models[server.version - 1]
+        made_of = self._shadow.weights(update)
+        moved = torch.stack([self._models[version] for version in self._stale]).sub_(model)
+        row = {
+            "weights": math.fsum(part.weight**2 for part in made_of),
+            "update": float(update.double().square().sum()),
+            "drift": float(moved.square_().sum(dtype=torch.float64)) / len(moved),
+        }
+        if self.replicates is None:
+            return row | self._exact(update.double(), model, made_of)
+        return row | self._sampled(update.double(), server.version - 1, made_of, self.replicates)
+
+    def _exact(self, update: Vector, model: Vector, made_of: list[Weighed]) -> dict[str, float]:
+        pairs = [(part.client, part.trained_on) for part in made_of]
+        self._compute([*pairs, *enumerate(self._stale)])
+        weights = torch.tensor([part.weight for part in made_of], dtype=torch.float64, device=update.device)
+        mean = weights @ torch.stack([self._gradients[pair] for pair in pairs]).double()
+        own = torch.stack([self._gradients[pair] for pair in enumerate(self._stale)]).double()
+        stale = own.mean(0)
+        truth: Vector = self._task.mean_gradient(model).double()  # type: ignore[attr-defined]
+        terms = {"noise": update - mean, "bias": mean - stale, "delay": stale - truth, "mse": update - truth}
+        row = {name: float(term.square().sum()) for name, term in terms.items()}
+        row |= {f"cos_{name}": _cosine(terms[name], truth) for name in ("noise", "bias", "delay")}
+        row |= {"cos_update": _cosine(update, truth), "gradient": float(truth.square().sum())}
+        return row | {"heterogeneity": float((own - stale).square().sum()) / len(own)}
+
+    def _compute(self, pairs: list[tuple[int, int]]) -> None:
+        """Every pair's full gradient of a client at a version; those of the last measurement are not computed again."""
+        wanted = list(dict.fromkeys(pairs))
+        known = {pair: self._gradients[pair] for pair in wanted if pair in self._gradients}
+        new = [pair for pair in wanted if pair not in known]
+        if new:
+            models = torch.stack([self._models[version] for _, version in new])
+            rows: torch.Tensor = self._task.client_gradients(  # type: ignore[attr-defined]
+                models, [client for client, _ in new]
+            )
+            known |= zip(new, rows.unbind(0), strict=True)
+        self._gradients = known
+
+    def _sampled(self, update: Vector, now: int, made_of: list[Weighed], replicates: int) -> dict[str, float]:
+        """Unbiased estimates from independent replicates of ubar, grad F(w_stale) and grad F(w).
+
+        Within one replicate a client uses one minibatch at all its models, so that differences are between models, not
+        between minibatches.
+        """
+        clients = len(self._stale)
+        weights: dict[tuple[int, int], list[float]] = {}  # of ubar, grad F(w_stale), grad F(w)
+        for part in made_of:
+            weights.setdefault((part.client, part.trained_on), [0.0, 0.0, 0.0])[0] += part.weight
+        for client, version in enumerate(self._stale):
+            weights.setdefault((client, version), [0.0, 0.0, 0.0])[1] += 1.0 / clients
+            weights.setdefault((client, now), [0.0, 0.0, 0.0])[2] += 1.0 / clients
+        pairs = list(weights)
+        sums = torch.zeros(3, replicates, update.numel(), dtype=torch.float64, device=update.device)
+        squares = 0.0
+        for replicate in range(replicates):
+            stream = (_PROBE_STREAM, self._arrivals, replicate)
+            for start in range(0, len(pairs), self._task.batch_limit):
+                some = pairs[start : start + self._task.batch_limit]
+                models = torch.stack([self._models[version] for _, version in some])
+                keys = [keyed.key(*stream, client) for client, _ in some]
+                rows = self._task.updates(models, [client for client, _ in some], keys).double()
+                for k in range(3):
+                    share = torch.tensor([weights[pair][k] for pair in some], dtype=torch.float64, device=rows.device)
+                    sums[k, replicate].add_(share @ rows)
+                mine = torch.tensor([weights[pair][1] for pair in some], dtype=torch.float64, device=rows.device)
+                squares += float(mine @ rows.square().sum(1)) / replicates
+        mean, stale, truth = sums
+        terms = {"noise": update - mean, "bias": mean - stale, "delay": stale - truth, "mse": update - truth}
+        row: dict[str, float] = {}
+        for name, term in terms.items():
+            row[name], half = squared_norm(term)
+            row |= {f"{name}_low": row[name] - half, f"{name}_high": row[name] + half}
+        row["gradient"] = squared_norm(truth)[0]
+        terms["update"] = update.expand_as(truth)
+        for name in ("noise", "bias", "delay", "update"):
+            below = squared_norm(terms[name])[0] * row["gradient"]
+            row[f"cos_{name}"] = _crossed(terms[name], truth) / math.sqrt(below) if below > 0 else math.nan
+        return row | {"heterogeneity": squares - squared_norm(stale)[0]}
+
+
+def squared_norm(replicates: torch.Tensor) -> tuple[float, float]:
+    """From independent unbiased estimates of a vector, one per row: an unbiased estimate of its squared norm, and half
+    the width of a 95 % interval around it (leave-one-out jackknife)."""
+    from scipy.stats import t as student
+
+    count = len(replicates)
+    gram = (replicates @ replicates.T).double()
+    total, own, with_all = float(gram.sum()), gram.diagonal(), gram.sum(1)
+    estimate = (total - float(own.sum())) / (count * (count - 1))
+    without = (total - 2 * with_all + own) - (own.sum() - own)
+    without /= (count - 1) * (count - 2)
+    error = math.sqrt(float((without - without.mean()).square().sum()) * (count - 1) / count)
+    return estimate, float(student.ppf(0.975, count - 1)) * error
+
+
+def _crossed(left: torch.Tensor, right: torch.Tensor) -> float:
+    """An unbiased estimate of an inner product from replicates of both: no replicate is paired with itself."""
+    count = len(left)
+    gram = left @ right.T
+    return float(gram.sum() - gram.diagonal().sum()) / (count * (count - 1))
+
+
+def _cosine(left: Vector, right: Vector) -> float:
+    below = float(left.norm() * right.norm())
+    return float(left @ right) / below if below > 0 else math.nan
