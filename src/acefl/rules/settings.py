@@ -10,7 +10,7 @@ import torch
 from acefl.errors import one_of, require
 from acefl.types import Vector
 
-ENCODINGS = ("fp32", "bf16", "int8")
+ENCODINGS = ("fp32", "bf16", "int8", "int4")
 WARMUPS = ("wait", "seen")
 WEIGHTS = ("uniform", "samples")
 
