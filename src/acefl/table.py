@@ -9,7 +9,7 @@ import torch
 
 from acefl import homes, kernels
 from acefl.errors import InvalidInput, require
-from acefl.kernels.layout import GROUP, LOWEST, Key, Layout, Sum
+from acefl.kernels.layout import GROUP, LOWEST, Key, Layout, Sum, native
 from acefl.state import lend
 from acefl.types import State, Vector
 
@@ -23,58 +23,50 @@ class Accumulator:
 
     def __init__(self, like: Vector) -> None:
         size, device = like.numel(), like.device
-        self._value: Vector | None = None
-        self._stale = False
-        if size < kernels.LONG:
-            self._value = torch.zeros(size, device=device)
-            self.sum = Sum(torch.zeros(size, dtype=torch.float64, device=device), value=self._value)
+        long = size >= kernels.LONG
+        self._total = torch.zeros(size, dtype=torch.int32 if long else torch.float64, device=device)
+        self._exponents = torch.full((-(-size // GROUP) if long else 0,), LOWEST, dtype=torch.int32, device=device)
+        self._value: Vector | None = None if long else torch.zeros(size, device=device)
+        self._stale = False  # whether a long sum has changed since its value was written
+        if self._value is None:
+            self.sum = Sum(native(self._total), exponents=native(self._exponents))
         else:
-            exponents = torch.full((-(-size // GROUP),), LOWEST, dtype=torch.int32, device=device)
-            self.sum = Sum(torch.zeros(size, dtype=torch.int32, device=device), exponents=exponents)
+            self.sum = Sum(native(self._total), value=native(self._value))
 
     @property
     def value(self) -> Vector:
         """The sum as float32. Borrowed: read it before the next change, never write to it."""
         if self._value is None:
-            self._value = torch.empty_like(self.sum.total, dtype=torch.float32)
-            self._stale = True
+            self._value = torch.zeros_like(self._total, dtype=torch.float32)
         if self._stale:
             kernels.read(self.sum, self._value)
             self._stale = False
         return self._value
 
     def zero_(self) -> None:
-        self.sum.total.zero_()
-        if self.sum.exponents is not None:
-            self.sum.exponents.fill_(LOWEST)
-        self._renew()
+        self._total.zero_()
+        self._exponents.fill_(LOWEST)
+        self._changed_by_hand()
 
     def state_dict(self) -> State:
-        state = {"total": self.sum.total.clone()}
-        if self.sum.exponents is not None:
-            state["exponents"] = self.sum.exponents.clone()
-        return state
+        return {"total": self._total.clone(), "exponents": self._exponents.clone()}
 
     def load_state_dict(self, state: State) -> None:
-        total = self.sum.total
-        require(
-            state["total"].shape == total.shape and state["total"].dtype == total.dtype,
-            f"the saved sum has {state['total'].numel()} numbers, this one {total.numel()}",
-        )
-        total.copy_(state["total"])
-        if self.sum.exponents is not None:
-            self.sum.exponents.copy_(state["exponents"])
-        self._renew()
+        saved, size = state["total"], self._total.numel()
+        require(saved.numel() == size, f"the saved sum has {saved.numel()} numbers, this one {size}")
+        self._total.copy_(saved)
+        self._exponents.copy_(state["exponents"])
+        self._changed_by_hand()
 
     def changing(self) -> Sum:
         """The sum, for a kernel that is about to change it."""
         self._stale = self.sum.value is None
         return self.sum
 
-    def _renew(self) -> None:
+    def _changed_by_hand(self) -> None:
         self._stale = self.sum.value is None
-        if self.sum.value is not None:
-            self.sum.value.copy_(self.sum.total)
+        if self._value is not None and not self._stale:
+            self._value.copy_(self._total)
 
 
 class Table:
@@ -217,4 +209,4 @@ _NO_DRAWS = Key(0, 0)
 
 
 def _sum(into: Accumulator | Vector) -> Sum:
-    return into.changing() if isinstance(into, Accumulator) else Sum(into)
+    return into.changing() if isinstance(into, Accumulator) else Sum(native(into))

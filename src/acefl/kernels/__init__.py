@@ -1,19 +1,23 @@
 """The table's inner loops behind one small interface: `choose` picks who runs them, `describe` says who that is.
 
-Plain torch is the oracle and the fall-back. Compiled kernels take over where they pay: numba for long vectors on a CPU
+Plain numpy is the oracle and the fall-back. Compiled kernels take over where they pay: numba for long vectors on a CPU
 (short ones would wait seconds for a compiler that saves them microseconds), Triton on a GPU.
 """
 
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from types import ModuleType
 
+import numpy as np
 import torch
 
+from acefl.errors import require
+from acefl.kernels.host import ThroughHost, read_through_host
 from acefl.kernels.layout import Layout, Sum
 from acefl.kernels.reference import Reference
-from acefl.kernels.reference import read as read_with_torch
+from acefl.kernels.reference import read as read_with_numpy
 from acefl.types import Vector
 
 LONG = 1 << 16  # from this length on, memory traffic is what an exchange costs
@@ -25,31 +29,50 @@ def choose(layout: Layout, device: torch.device) -> Reference:
         from acefl.kernels.cpu import Compiled
 
         return Compiled(layout)
+    if device.type == "cuda":
+        if not _module("triton"):
+            return ThroughHost(layout)
+        from acefl.kernels.gpu import Triton
+
+        return Triton(layout)
+    require(device.type == "cpu", f"the model is on {device}; allowed: cpu or cuda")
     return Reference(layout)
 
 
 def read(of: Sum, value: Vector) -> None:
     """Write a sum of integers as float32."""
-    if value.device.type == "cpu" and value.numel() >= LONG and _module("numba"):
+    if value.device.type == "cuda":
+        if _module("triton"):
+            from acefl.kernels.gpu import read as read_with_triton
+
+            read_with_triton(of, value)
+        else:
+            read_through_host(of, value)
+    elif _module("numba"):
         from acefl.kernels.cpu import read as read_with_numba
 
         read_with_numba(of, value)
     else:
-        read_with_torch(of, value)
+        read_with_numpy(of, value)
 
 
 def describe() -> dict[str, str]:
     """Which kernels run where on this machine, for people: what `acefl doctor` shows."""
-    numba = _module("numba")
-    threads = torch.get_num_threads()
-    return {
-        f"CPU, fewer than {LONG:,} parameters": f"torch {torch.__version__}",
-        f"CPU, {LONG:,} parameters or more": f"numba {numba.__version__}, {threads} threads"
-        if numba
-        else f"torch {torch.__version__}: numba is missing, arrivals take several times longer",
+    numpy = f"numpy {np.__version__}"
+    numba, triton = _module("numba"), _module("triton")
+    found = {
+        f"CPU, fewer than {LONG:,} parameters": numpy,
+        f"CPU, {LONG:,} parameters or more": f"{numpy}: numba is missing, an arrival takes several times longer",
     }
+    if numba:
+        found[f"CPU, {LONG:,} parameters or more"] = f"numba {numba.__version__}, {torch.get_num_threads()} threads"
+    if torch.cuda.is_available():
+        gpu = torch.cuda.get_device_name()
+        found[gpu] = f"triton {triton.__version__}" if triton else f"{numpy}: triton is missing, vectors visit the host"
+    return found
 
 
+@cache
 def _module(name: str) -> ModuleType | None:
     """A module, or None where it is missing or does not load (numba refuses a numpy newer than it knows)."""
     try:

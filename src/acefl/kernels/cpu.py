@@ -48,29 +48,22 @@ class Compiled(Reference):
         if into.exponents is None:
             super().add(row, into, scale)
             return
-        total, exponents = into.total.numpy(), into.exponents.numpy()
-        _share(loops.add, exponents.size, *_arrays(row), total, exponents, np.float32(scale), *self._shape)
+        sums = into.total, into.exponents, np.float32(scale)
+        _share(loops.add, into.exponents.size, row.codes, row.scales, *sums, *self._shape)
 
     def _exchange_groups(
         self, row: Row, new: Vector, into: Sum, scale: float, key: Key, model: Array, rate: float
     ) -> None:
-        assert into.exponents is not None
-        total, exponents = into.total.numpy(), into.exponents.numpy()
+        exchanged = row.codes, row.scales, new.numpy()
+        sums = into.total, into.exponents, np.float32(scale)
         draws = np.uint32(key.first), np.uint32(key.second)
-        sums = total, exponents, np.float32(scale)
         step = model, np.float32(-rate)
-        _share(loops.exchange, exponents.size, *_arrays(row), new.numpy(), *sums, *draws, *step, *self._shape)
+        _share(loops.exchange, into.exponents.size, *exchanged, *sums, *draws, *step, *self._shape)
 
 
 def read(of: Sum, value: Vector) -> None:
     """Write a sum of integers as float32."""
-    assert of.exponents is not None
-    exponents = of.exponents.numpy()
-    _share(loops.read, exponents.size, of.total.numpy(), exponents, value.numpy())
-
-
-def _arrays(row: Row) -> tuple[Array, Array]:
-    return row.codes.numpy(), row.scales.numpy()
+    _share(loops.read, of.exponents.size, of.total, of.exponents, value.numpy())
 
 
 _pool: ThreadPoolExecutor | None = None

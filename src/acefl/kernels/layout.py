@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -85,24 +85,33 @@ class Layout:
 
 
 class Row(NamedTuple):
-    """One row's bytes, and the same bytes seen as codes and as the bits of bfloat16 scales."""
+    """One row's bytes, and the same bytes seen as codes and as the bits of bfloat16 scales.
+
+    What kernels touch is a numpy array in host memory and a tensor on a GPU.
+    """
 
     raw: torch.Tensor  # uint8
-    codes: torch.Tensor
-    scales: torch.Tensor  # int16, one per block; empty where the encoding has none
+    codes: Any
+    scales: Any  # int16, one per block; empty where the encoding has none
 
     @classmethod
     def of(cls, raw: torch.Tensor, layout: Layout) -> Row:
         codes = raw[: layout.code_bytes].view(layout.encoding.dtype)
-        return cls(raw, codes, raw[layout.row_bytes - layout.scale_bytes :].view(torch.int16))
+        scales = raw[layout.row_bytes - layout.scale_bytes :].view(torch.int16)
+        return cls(raw, native(codes), native(scales))
 
 
 class Sum(NamedTuple):
     """Where a running sum is kept: a plain float32 vector, or one of the two forms of `Accumulator`."""
 
-    total: torch.Tensor  # float32, float64 or int32
-    value: torch.Tensor | None = None  # the float32 copy of a float64 total
-    exponents: torch.Tensor | None = None  # int32, one per group: an int32 total counts multiples of 2**exponent
+    total: Any  # float32, float64 or int32
+    value: Any = None  # the float32 copy of a float64 total
+    exponents: Any = None  # int32, one per group: an int32 total counts multiples of 2**exponent
+
+
+def native(x: torch.Tensor) -> Any:
+    """The same memory as the kernels of its device take it."""
+    return x.numpy() if x.device.type == "cpu" else x
 
 
 class Key(NamedTuple):

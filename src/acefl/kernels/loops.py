@@ -101,8 +101,7 @@ def fold(fresh, old, total, exponent, scale):
     top = S(0)
     for i in range(GROUP):
         top = max(top, max(size_of(fresh[i]), size_of(old[i])))
-    bound = as_float(U(top))
-    needed = S(bits(bound * abs(scale)) >> U(23)) - (127 + 27)
+    needed = S(bits(as_float(U(top)) * abs(scale)) >> U(23)) - (127 + 27)
     if needed > exponent:
         rise = S(min(needed - exponent, 30))
         half = S(S(1) << S(rise - 1))

@@ -59,10 +59,11 @@ class Reference:
     ) -> None:
         """`exchange`, then model -= rate * sum."""
         self.exchange(row, new, into, scale, key)
-        value = into.value
-        if value is None:
-            read(into, value := torch.empty_like(into.total, dtype=torch.float32))
-        model.sub_(value, alpha=rate)
+        if into.exponents is None:
+            model.sub_(torch.from_numpy(into.value), alpha=rate)
+        else:
+            read(into, value := torch.empty_like(model))
+            model.sub_(value, alpha=rate)
 
     def add(self, row: Row, into: Sum, scale: float) -> None:
         """Add scale * stored(row) to the sum."""
@@ -72,14 +73,13 @@ class Reference:
     def decode(self, row: Row) -> Vector:
         """The numbers a row stands for, as a new float32 vector."""
         values = torch.empty(self.layout.dim)
-        for part in self._parts(row, Sum(values)):
+        for part in self._parts(row, Sum(values.numpy())):
             part.total[:] = self._decode(part)
         return values
 
     def _parts(self, row: Row, into: Sum) -> Iterator[Part]:
-        codes, scales, total = row.codes.numpy(), row.scales.numpy(), into.total.numpy()
-        value = None if into.value is None else into.value.numpy()
-        exponents = None if into.exponents is None else into.exponents.numpy()
+        _, codes, scales = row
+        total, value, exponents = into
         if self.layout.dim <= CHUNK:
             yield Part(0, codes, scales, total, value, exponents)
             return
@@ -163,13 +163,11 @@ class Reference:
 
 def read(of: Sum, value: Vector) -> None:
     """Write a sum of integers as float32."""
-    assert of.exponents is not None
-    units = _power(of.exponents.numpy())
-    for start in range(0, value.numel(), CHUNK):
-        part = slice(start, start + CHUNK)
-        counts = _lines(of.total.numpy()[part].astype(F), GROUP)
+    units, values = _power(of.exponents), value.numpy()
+    for start in range(0, values.size, CHUNK):
+        counts = _lines(of.total[start : start + CHUNK].astype(F), GROUP)
         counts *= units[start // GROUP : (start + CHUNK) // GROUP, None]
-        value.numpy()[part] = counts.reshape(-1)[: value.numel() - start]
+        values[start : start + CHUNK] = counts.reshape(-1)[: values.size - start]
 
 
 def _add_integers(total: Array, exponents: Array, new: Array, old: Array | np.float32, scale: float) -> None:
