@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from acefl import tasks
+    from acefl import tasks, testing
     from acefl.checkpoint import Every
     from acefl.errors import AceflError, InvalidInput, NothingInFlight
     from acefl.experiment import compare, tune
@@ -54,8 +54,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "tasks":
-        return import_module("acefl.tasks")
+    if name in ("tasks", "testing"):
+        return import_module(f"acefl.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'acefl' has no attribute {name!r}")
     value = getattr(import_module(f"acefl.{_HOME[name]}"), name)
@@ -92,5 +92,6 @@ __all__ = [
     "resume",
     "simulate",
     "tasks",
+    "testing",
     "tune",
 ]

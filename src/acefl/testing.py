@@ -33,6 +33,7 @@ from acefl.errors import require
 from acefl.rules import label
 from acefl.rules.ace import ClientMemory
 from acefl.server import Server
+from acefl.state import Parts, lending, put_together
 from acefl.types import Arrival, Rule, RuleSettings, State, Vector
 
 CLIENTS, DIM, TURNS, LR = 6, 70, 25, 0.1
@@ -125,12 +126,12 @@ def checkpoint(settings: RuleSettings) -> None:
         for arrival in turn:
             due = rule.absorb(arrival) or due
             successor = _build(settings) if arrival.task % 2 else used
-            successor.load_state_dict(_through_files(rule.state_dict()))
+            successor.load_state_dict(_through_files(rule))
             assert _warming(successor) == _warming(rule), "a loaded rule waits for other clients than the saved one"
             rule, used = successor, rule
         if due:
             found.append(rule.direction().clone())
-            used.load_state_dict(_through_files(rule.state_dict()))
+            used.load_state_dict(_through_files(rule))
             rule, used = used, rule
     _same(found, expected, "a run that was saved and loaded takes other steps")
 
@@ -303,39 +304,18 @@ def _close(found: list[Vector], expected: list[Vector], allowed: float, broken: 
         assert off <= allowed, f"{broken}: step {step} is off by {off:g}, more than rounding ({allowed:g})"
 
 
-def _through_files(state: State) -> State:
-    """What comes back of a state that was written as safetensors and JSON."""
+def _through_files(rule: Rule) -> State:
+    """What comes back of a rule's state that was written as safetensors and JSON, as a checkpoint is."""
     from safetensors.torch import load, save
 
-    tensors: dict[str, torch.Tensor] = {}
-    plain = json.dumps(_split(state, tensors, "state"), allow_nan=False)
-    back: State = _joined(json.loads(plain), load(save(tensors)))
+    with lending():
+        parts = Parts.of(rule.state_dict())
+        named = {f"{path}/{name}": tensor for path, lent in parts.named.items() for name, tensor in lent.items()}
+        tensors = {path: tensor.contiguous() for path, tensor in {**parts.tensors, **named}.items()}
+        written = json.dumps(parts.skeleton, allow_nan=False), save(tensors)
+    names = {path: list(lent) for path, lent in parts.named.items()}
+    back: State = put_together(json.loads(written[0]), names, load(written[1]).__getitem__)
     return back
-
-
-def _split(value: Any, tensors: dict[str, torch.Tensor], path: str) -> Any:
-    if isinstance(value, torch.Tensor):
-        tensors[path] = value.contiguous()
-        return {"tensor": path}
-    if isinstance(value, dict):
-        assert all(isinstance(key, str) for key in value), f"{path} has keys that are not strings"
-        return {key: _split(part, tensors, f"{path}.{key}") for key, part in value.items()}
-    if isinstance(value, list):
-        return [_split(part, tensors, f"{path}.{place}") for place, part in enumerate(value)]
-    kind = type(value).__name__
-    plain = value is None or isinstance(value, bool | int | float | str)
-    assert plain, f"{path} is a {kind}; allowed: tensors, numbers, strings, and lists and dicts of them"
-    return value
-
-
-def _joined(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    if isinstance(value, dict):
-        if set(value) == {"tensor"}:
-            return tensors[value["tensor"]]
-        return {key: _joined(part, tensors) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_joined(part, tensors) for part in value]
-    return value
 
 
 def _equal(one: Any, two: Any) -> bool:
