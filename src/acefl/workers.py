@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -74,11 +75,8 @@ class Processes:
         self._others = set(multiprocessing.active_children())
 
     def submit(self, work: Work, job: Any, /) -> Future[float]:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a worker that starts now inherits it
-        try:
+        with _uninterrupted():
             return self._pool.submit(work, job)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def finished(self, pending: Iterable[Future[float]]) -> Iterable[Future[float]]:
         return wait(pending, return_when=FIRST_COMPLETED).done
@@ -87,6 +85,31 @@ class Processes:
         for worker in set(multiprocessing.active_children()) - self._others:
             worker.terminate()
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Whoever wants to stop this process waits until the worker that is being started has got all it needs.
+
+    That worker inherits that Ctrl-C is blocked. Here that is not enough: the signal may reach any other thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's, and so is the right to say what they do
+        return
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, frame: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for one in came:
+            signal.raise_signal(one)
 
 
 def _single_thread() -> None:

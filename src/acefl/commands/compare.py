@@ -52,19 +52,19 @@ def compare(
     chosen = options.parse_seeds(seeds)
     from acefl import experiment, record
     from acefl.commands import show
-    from acefl.commands.plan import make_plan
+    from acefl.commands.prepare import prepare
     from acefl.report import tables
 
     record.refuse_foreign(out)
     rules = options.parse_methods(method)
-    plan = make_plan(task, scenario, stop, rules, chosen[0])
-    with show.job_bar(quiet=json, plan=plan, then="writing the report") as progress:
+    ready = prepare(task, scenario, stop, rules, chosen[0])
+    with show.job_bar(quiet=json, ready=ready, then="writing the report") as progress:
         experiment.compare(
-            plan.settings,
+            ready.settings,
             rules,
             out=out,
-            scenario=plan.scenario,
-            stop=plan.stop,
+            scenario=ready.scenario,
+            stop=ready.stop,
             seeds=chosen,
             lr=lr,
             lr_centre=lr_centre,
@@ -75,7 +75,7 @@ def compare(
         )
     table, result = tables.summary_table(out), record.read_json(out / "compare.json")
     if json:
-        result |= {"expectation": plan.expectation, "warnings": plan.warnings}
+        result |= {"expectation": ready.expectation, "warnings": ready.warnings}
         result |= {"summary": table.to_dict("records"), "directory": out, "report": out / "report.html"}
         show.print_json(result)
     else:

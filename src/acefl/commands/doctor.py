@@ -44,7 +44,8 @@ def _lines(found: dict[str, Any]) -> dict[str, str]:
         "free memory": _size(found["memory"]["free"]),
         "free disk": f"{_size(temporary['free_here'])} here, {_size(temporary['free'])} in {temporary['directory']}",
     }
-    lines |= {f"table, {where}": kernels for where, kernels in found.get("table_kernels", {}).items()}
+    if "table_kernels" in found:
+        lines["table kernels"] = "\n".join(f"{where}: {what}" for where, what in found["table_kernels"].items())
     for task, strategy in found.get("compute", {}).items():
         lines["gradients"] = f"{strategy} ({task})"
     if run:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 
+from acefl.calls import parse_call
 from acefl.errors import InvalidInput, require
 
 if TYPE_CHECKING:
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 TASK, SCENARIO, BUDGET, RATE, OUTPUT = "Task", "Scenario", "Budget", "Learning rate", "Output"  # panels of the help
 
 METHODS = ("ACE", "ACED", "CA2FL", "FedBuff", "ASGD", "DelayAdaptiveASGD")
-TASKS = ("digits", "quadratic")
-MODELS = ("softmax", "mlp")
+TASKS = ("digits", "quadratic", "cifar10", "cifar100")
 PARTITIONS = ("dirichlet", "shards", "pathological", "iid")
 CLOCKS = ("event", "tick", "sampled")
 LAWS = ("constant", "exponential", "lognormal", "uniform", "pareto", "two-speed")
@@ -45,37 +45,51 @@ def _option(panel: str, metavar: str, text: str, default: object = None, words: 
     )
 
 
+_TASK_NAME: Any = typer.Option(
+    help=f"One of {', '.join(TASKS)}; settings without an option of their own as in "
+    "\"cifar10(folder='data', device='cuda')\"",
+    metavar="NAME",
+    rich_help_panel=TASK,
+    autocompletion=lambda: list(TASKS),
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class TaskOptions:
     """What is trained, on whose data."""
 
-    task: Annotated[str, _option(TASK, "NAME", "What to train", "digits", TASKS)] = "digits"
+    task: Annotated[str, _TASK_NAME] = "digits"
     clients: Annotated[int | None, _option(TASK, "N", "How many clients", 100)] = None
-    alpha: Annotated[float | None, _option(TASK, "X", "digits: Dirichlet parameter, small is uneven", 0.1)] = None
-    model: Annotated[str | None, _option(TASK, "NAME", "digits: the model", "softmax", MODELS)] = None
-    partition: Annotated[str | None, _option(TASK, "NAME", "digits: the split", "dirichlet", PARTITIONS)] = None
+    alpha: Annotated[float | None, _option(TASK, "X", "Dirichlet parameter of the split, small is uneven", 0.1)] = None
+    model: Annotated[str | None, _option(TASK, "NAME", "digits: softmax or mlp; cifar: see its docs", "softmax")] = None
+    partition: Annotated[str | None, _option(TASK, "NAME", "The split", "dirichlet", PARTITIONS)] = None
     classes_per_client: Annotated[
-        int | None, _option(TASK, "N", "digits: labels per client, for shards and pathological", 2)
+        int | None, _option(TASK, "N", "Labels per client, for shards and pathological", 2)
     ] = None
-    batch: Annotated[int | None, _option(TASK, "N", "digits: samples per gradient", 20)] = None
+    batch: Annotated[int | None, _option(TASK, "N", "Samples per gradient", 20)] = None
     dim: Annotated[int | None, _option(TASK, "N", "quadratic: number of parameters", 50)] = None
     heterogeneity: Annotated[float | None, _option(TASK, "X", "quadratic: how far optima lie apart", 1.0)] = None
     noise: Annotated[float | None, _option(TASK, "X", "quadratic: noise of the gradients", 0.5)] = None
 
     def build(self) -> dict[str, Any]:
-        """All settings of the task, for `acefl.experiment`; an option that only another task has is refused."""
+        """All settings of the task, for `acefl.experiment`; a setting that the task does not have is refused."""
         from acefl import tasks
         from acefl.experiment import DEFAULT_TASK
 
-        given = _given(self)
-        name = given.pop("task")
+        name, called = parse_call(self.task) or (self.task, {})
+        require(name in tasks.TASKS, f"unknown task {name!r}; allowed: {', '.join(tasks.TASKS)}")
         parameters = inspect.signature(tasks.TASKS[name]).parameters
+        default = DEFAULT_TASK if DEFAULT_TASK["name"] == name else {}
+        given = {key: value for key, value in _given(self).items() if key != "task"} | called
+        for key, value in given.items():
+            allowed = ", ".join(key for key in parameters if key != "seed")
+            require(key in parameters and key != "seed", f"task {name} has no setting {key!r}; allowed: {allowed}")
+            require(not isinstance(value, list | dict | set), f"{key} is {value}; allowed: a plain value")
         settings = {key: parameter.default for key, parameter in parameters.items() if key != "seed"}
-        for key in given:
-            allowed = ", ".join(map(_flag, settings))
-            require(key in settings, f"{_flag(key)} does not apply to task {name}; allowed: {allowed}")
-        default = DEFAULT_TASK if DEFAULT_TASK["name"] == name else {"name": name}
-        return {**settings, **default, **given}
+        settings = {"name": name, **settings, **default, **given}
+        for key, value in settings.items():
+            require(value is not inspect.Parameter.empty, f'task {name} needs {key}, as in "{name}({key}=...)"')
+        return {key: value for key, value in settings.items() if value is not None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +165,12 @@ Methods = Annotated[
     ),
 ]
 Method = Annotated[
-    str, typer.Option(metavar="NAME", help=f"One of {', '.join(METHODS)}, with settings as in 'ACED(tau=300)'")
+    str,
+    typer.Option(
+        metavar="NAME",
+        help=f"One of {', '.join(METHODS)}, with settings as in 'ACED(tau=300)'",
+        autocompletion=lambda: list(METHODS),
+    ),
 ]
 Seeds = Annotated[
     str,
@@ -195,7 +214,3 @@ def parse_seeds(text: str) -> list[int]:
 
 def _given(options: Any) -> dict[str, Any]:
     return {name: value for name, value in dataclasses.asdict(options).items() if value is not None}
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -54,23 +54,23 @@ def run(
     """
     from acefl import record, report, simulate
     from acefl.commands import show
-    from acefl.commands.plan import make_plan
+    from acefl.commands.prepare import prepare
 
     if out is not None:
         record.refuse_foreign(out)
     [rule] = options.parse_methods([method])
-    plan = make_plan(task, scenario, stop, [rule], seed)
+    ready = prepare(task, scenario, stop, [rule], seed)
     with contextlib.ExitStack() as whole:
         folder = whole.enter_context(record.whole_directory(out)) if out is not None else None
         if not json:
-            show.foretell(plan)
+            show.foretell(ready)
         with show.fraction_bar(method, quiet=json) as progress:
             finished = simulate(
-                plan.task,
+                ready.task,
                 rule,
                 lr=lr,
-                scenario=plan.scenario,
-                stop=plan.stop,
+                scenario=ready.scenario,
+                stop=ready.stop,
                 seed=seed,
                 out=folder,
                 evaluations=evaluations,
@@ -80,7 +80,7 @@ def run(
             report.build(folder)
     if json:
         result = {**finished.config, **finished.summary, "participation": finished.participation}
-        result |= {"expectation": plan.expectation, "warnings": plan.warnings}
+        result |= {"expectation": ready.expectation, "warnings": ready.warnings}
         if out is not None:
             result |= {"directory": out, "report": out / "report.html"}
         show.print_json(result)

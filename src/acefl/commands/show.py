@@ -26,7 +26,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     import pandas as pd
 
-    from acefl.commands.plan import Plan
+    from acefl.commands.prepare import Prepared
 
 _WIDTH_OF_FILES = 120  # rich would squeeze what goes into a file or a pipe into 80 columns
 
@@ -44,11 +44,11 @@ def print_json(content: dict[str, Any]) -> None:
     print(json.dumps(plain(content), indent=2, allow_nan=False, ensure_ascii=False))
 
 
-def foretell(plan: Plan) -> None:
+def foretell(ready: Prepared) -> None:
     """What to expect and what cannot matter, before the work begins."""
-    for line in plan.expectation:
+    for line in ready.expectation:
         note(line)
-    for line in plan.warnings:
+    for line in ready.warnings:
         warn(line)
 
 
@@ -64,8 +64,8 @@ def note(line: str | Text) -> None:
 
 
 @contextmanager
-def job_bar(quiet: bool, plan: Plan | None = None, then: str = "") -> Iterator[Callable[[int, int, str], None]]:
-    """What the plan foretells, once all is checked and work begins; then a bar over jobs, with what was done last.
+def job_bar(quiet: bool, ready: Prepared | None = None, then: str = "") -> Iterator[Callable[[int, int, str], None]]:
+    """What to expect, once all is checked and work begins; then a bar over jobs, with what was done last.
 
     The number of jobs grows while learning rates are searched. `then` is what is left to do after all of them.
     """
@@ -73,8 +73,8 @@ def job_bar(quiet: bool, plan: Plan | None = None, then: str = "") -> Iterator[C
     line = bar.add_task("starting workers", total=None)
 
     def progress(done: int, known: int, last: str) -> None:
-        if plan is not None and not last and not quiet:
-            foretell(plan)
+        if ready is not None and not last and not quiet:
+            foretell(ready)
         bar.start()
         what = (then if done == known else "") or last or "starting workers"
         bar.update(line, completed=done, total=known, description=what)

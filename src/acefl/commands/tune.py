@@ -34,26 +34,27 @@ def tune(
     """
     from acefl import experiment
     from acefl.commands import show
-    from acefl.commands.plan import make_plan
+    from acefl.commands.prepare import prepare
+    from acefl.rules import label
 
     [rule] = options.parse_methods([method])
-    plan = make_plan(task, scenario, stop, [rule], experiment.TUNING_SEED)
-    with show.job_bar(quiet=json, plan=plan) as progress:
+    ready = prepare(task, scenario, stop, [rule], experiment.TUNING_SEED)
+    with show.job_bar(quiet=json, ready=ready) as progress:
         search = experiment.tune(
-            plan.settings,
+            ready.settings,
             rule,
-            scenario=plan.scenario,
-            stop=plan.stop,
+            scenario=ready.scenario,
+            stop=ready.stop,
             lr_centre=lr_centre,
             workers=workers,
             progress=progress,
         )
-    objective, trials = plan.task.objective, sorted(search.scores.items())
+    objective, trials = ready.task.objective, sorted(search.scores.items())
     best = search.best if math.isfinite(search.scores[search.best]) else None
     if json:
-        result: dict[str, Any] = {"method": method, "task": plan.settings, "objective": objective, "best": best}
+        result: dict[str, Any] = {"method": label(rule), "task": ready.settings, "objective": objective, "best": best}
         result |= {"trials": [{"lr": lr, objective: score} for lr, score in trials]}
-        show.print_json(result | {"expectation": plan.expectation, "warnings": plan.warnings})
+        show.print_json(result | {"expectation": ready.expectation, "warnings": ready.warnings})
     else:
         show.console().print(_trials(objective, trials, best))
     if best is None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 from typing import Any
 
+from acefl.calls import parse_call
 from acefl.errors import InvalidInput
 from acefl.rules.ace import ACE
 from acefl.rules.aced import ACED
@@ -22,20 +22,10 @@ METHODS: dict[str, type[Any]] = {
 
 def parse(text: str) -> RuleSettings:
     """Settings from what a person types: `ACE`, `aced(tau=300)`, `FedBuff(buffer=5, staleness="sqrt")`."""
-    try:
-        node = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError:
-        raise _unknown(text) from None
-    arguments: dict[str, Any] = {}
-    if isinstance(node, ast.Call) and not node.args:
-        try:
-            arguments = {str(word.arg): ast.literal_eval(word.value) for word in node.keywords}
-        except ValueError:
-            raise InvalidInput(f"method {text!r} has a setting that is not a plain value such as 5 or 'sqrt'") from None
-        node = node.func
-    if not isinstance(node, ast.Name):
+    called = parse_call(text)
+    if called is None:
         raise _unknown(text)
-    return from_settings(node.id, arguments)
+    return from_settings(*called)
 
 
 def from_settings(name: str, settings: dict[str, Any]) -> RuleSettings:

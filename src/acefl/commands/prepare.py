@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Prepared:
     """A task, a scenario and a budget that fit each other."""
 
     settings: dict[str, Any]  # of the task, for `acefl.experiment`
@@ -27,9 +27,9 @@ class Plan:
     warnings: list[str]  # settings that cannot matter
 
 
-def make_plan(
+def prepare(
     task: TaskOptions, scenario: ScenarioOptions, stop: StopOptions, rules: Sequence[RuleSettings], seed: int
-) -> Plan:
+) -> Prepared:
     """Build everything that can be wrong, so that what is wrong is said before work begins.
 
     From here on torch uses one thread, as in the workers of a comparison: `acefl run` then gives the same bits as
@@ -47,7 +47,7 @@ def make_plan(
     if setting.trace is not None:
         read_trace(setting.trace, built.clients)
     expectation = _expectation(setting, built.clients, rules)
-    return Plan(settings, built, setting, budget, expectation, setting.warnings(by_time=budget.time is not None))
+    return Prepared(settings, built, setting, budget, expectation, setting.warnings(by_time=budget.time is not None))
 
 
 def _expectation(scenario: Scenario, clients: int, rules: Sequence[RuleSettings]) -> list[str]:
