@@ -91,8 +91,7 @@ class Participation:
     def shares(self) -> Array | None:
         """Every client's share of influence; None before the first step."""
         self._catch_up()
-        sums = (self._shadow.sums / self._shadow.size).numpy()
-        each = np.asarray(sums[self._shadow.group], dtype=np.float64)
+        each: Array = (self._shadow.sums / self._shadow.size)[self._shadow.group]
         total = float(each.sum())
         return each / total if total > 0 else None
 

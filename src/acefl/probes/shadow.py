@@ -8,13 +8,15 @@ direction. No rule needs to know of this, a user's own neither.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from acefl import keyed
 from acefl.errors import AceflError, InvalidInput
+from acefl.table import Accumulator, Table
 from acefl.types import Arrival, Rule, RuleSettings, State, Vector
 
 _NOTHING = 1e-7  # a coefficient below this is what rounding left of a contribution that is no longer there
@@ -138,19 +140,36 @@ class Shadow:
         self._latest = {client: slot for client, slot in state["latest"]}
 
 
-def _vectors(state: State | list[Any] | torch.Tensor, dim: int) -> Iterator[torch.Tensor]:
+def _vectors(state: Any, dim: int) -> Iterator[torch.Tensor]:
     """Every vector of this length in a rule's state, stacked as they are found; tables hold theirs as bytes."""
     if isinstance(state, torch.Tensor):
         if state.dtype == torch.uint8 and state.dim() and state.shape[-1] == 4 * dim:
             state = state.contiguous().view(torch.float32)
         if state.dim() and state.shape[-1] == dim:
             yield state.reshape(-1, dim)
-    elif isinstance(state, dict):
+    elif isinstance(state, Mapping):
         for value in state.values():
             yield from _vectors(value, dim)
     elif isinstance(state, list | tuple):
         for value in state:
             yield from _vectors(value, dim)
+
+
+class _SameAgain(Table):
+    """A table that need not look twice at a vector it has: in client space every visit brings the same one."""
+
+    def __init__(self, clients: int, like: Vector) -> None:
+        super().__init__(clients, like)
+        self._given: dict[int, Vector] = {}
+
+    def exchange(self, client: int, new: Vector, into: Accumulator | Vector, scale: float) -> None:
+        if self._given.get(client) is not new:
+            super().exchange(client, new, into, scale)
+            self._given[client] = new
+
+    def forget(self, client: int) -> None:
+        self._given.pop(client, None)
+        super().forget(client)
 
 
 class InfluenceShadow:
@@ -163,14 +182,17 @@ class InfluenceShadow:
     def __init__(self, settings: RuleSettings, clients: int, samples: list[int], order: list[int], most: int) -> None:
         groups = min(clients, most)
         self._rule = shadow_rule(settings, clients, torch.zeros(groups), samples)
+        if type(getattr(self._rule, "table", None)) is Table:
+            vars(self._rule)["table"] = _SameAgain(clients, torch.zeros(groups))
         self.group = [0] * clients
         for rank, client in enumerate(order):
             self.group[client] = rank * groups // clients
-        self.size = torch.bincount(torch.tensor(self.group), minlength=groups)
+        self.size = np.bincount(self.group, minlength=groups)
         self._units = list(torch.eye(groups).unbind(0))
         self._nothing = torch.zeros(groups)
         self._came_before: set[int] | None = set() if getattr(settings, "sends_differences", False) else None
-        self.sums = torch.zeros(groups, dtype=torch.float64)
+        self.sums = np.zeros(groups)
+        self._direction: Vector | None = None
 
     def absorb(self, client: int, trained_on: int, version: int) -> None:
         update = self._units[self.group[client]]
@@ -181,17 +203,20 @@ class InfluenceShadow:
         self._rule.absorb(Arrival(client, update, trained_on, version, 0))
 
     def step(self) -> None:
-        self.sums += self._rule.direction()
+        direction = self._rule.direction()
+        if direction is not self._direction:  # most rules lend the same tensor every time: one view serves
+            self._direction, self._view = direction, direction.numpy()
+        self.sums += self._view
 
     def state_dict(self) -> State:
         return {
             "rule": self._rule.state_dict(),
-            "sums": self.sums.clone(),
+            "sums": self.sums.tolist(),
             "came_before": sorted(self._came_before or ()),
         }
 
     def load_state_dict(self, state: State) -> None:
         self._rule.load_state_dict(state["rule"])
-        self.sums.copy_(state["sums"])
+        self.sums[:] = state["sums"]
         if self._came_before is not None:
             self._came_before = set(state["came_before"])
