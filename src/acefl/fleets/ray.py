@@ -1,0 +1,334 @@
+"""Clients on a Ray cluster: the same loop in wall-clock time, with real asynchrony, on one machine or many.
+
+Each actor builds the task and works for its share of the clients. It has `depth` tasks waiting for it, so that it never
+idles while an answer is under way, and no more, so that models are as fresh as they can be: with 4 actors and depth 2
+at most 8 models are out, however many clients there are. An actor that dies is started again and its clients go on;
+one that keeps dying leaves its clients to the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from acefl.errors import AceflError, InvalidInput, NothingInFlight, require
+from acefl.experiment import TaskSource, build_task
+from acefl.federation import Federation, Judgement, Refusal, Trip, go
+from acefl.fleets.simulated import work_key
+from acefl.record import Run
+from acefl.server import Server
+from acefl.simulation import Observer, Progress
+from acefl.stop import Stop
+from acefl.tasks.base import Task
+from acefl.types import Arrival, Lost, RuleSettings, State, Vector
+
+log = logging.getLogger("acefl")
+
+SHARED_ABOVE = 1 << 16  # bytes: larger models go into Ray's object store once per version, smaller ones with each call
+PATIENCE = 1.0  # seconds: how long one look for answers waits
+
+
+class _Worker:
+    """What runs in an actor."""
+
+    def __init__(self, source: TaskSource, seed: int) -> None:
+        torch.set_num_threads(1)
+        self._task = build_task(source, seed)
+
+    def work(self, model: np.ndarray[Any, Any], client: int, key: int) -> np.ndarray[Any, Any]:
+        start = torch.tensor(model).unsqueeze(0)
+        update: np.ndarray[Any, Any] = self._task.updates(start, [client], [key])[0].cpu().numpy()
+        return update
+
+    def process(self) -> int:
+        return os.getpid()
+
+
+@dataclass
+class _Slot:
+    """One actor and the clients it works for."""
+
+    actor: Any
+    waiting: deque[int]
+    busy: int = 0
+    deaths: int = 0
+
+
+@dataclass(frozen=True)
+class _Job:
+    client: int
+    task: int
+    version: int
+    slot: int
+    life: int  # which of the slot's actors has it
+    sent: float
+
+
+class RayFleet:
+    """Actors as a fleet. `source` describes or builds the task, as for `acefl.compare`; it is built in every actor."""
+
+    def __init__(
+        self,
+        source: TaskSource,
+        seed: int = 0,
+        *,
+        clients: int,
+        actors: int = 4,
+        depth: int = 2,
+        gpus: float = 0.0,
+        restarts: int = 3,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        require(actors >= 1, f"actors is {actors}; allowed: at least 1")
+        require(depth >= 1, f"depth is {depth}; allowed: at least 1")
+        import ray
+
+        self._ray = ray
+        self._remote = ray.remote(num_cpus=1, num_gpus=gpus)(_Worker)
+        self._source, self._seed, self._depth, self._clock = source, seed, depth, clock
+        self._restarts = restarts  # of one actor, before its clients move to others
+        self.clients = clients
+        actors = min(actors, clients)
+        self._slots = [_Slot(self._start(), deque(range(slot, clients, actors))) for slot in range(actors)]
+        self._jobs: dict[Any, _Job] = {}
+        self._visits = [0] * clients
+        self._new = set(range(clients))
+        self._trips: dict[int, Trip] = {}
+        self._tasks = self._version = 0
+        self._began = clock()
+        self._last_death = ""
+        self.now = 0.0
+
+    def _start(self) -> Any:
+        return self._remote.remote(self._source, self._seed)
+
+    def ready(self) -> list[int]:
+        """Wait until every actor has built its task; their process ids. Time counts from then on."""
+        processes = self._ray.get([slot.actor.process.remote() for slot in self._slots])
+        self._began = self._clock()
+        return list(processes)
+
+    @property
+    def deaths(self) -> int:
+        """How many actors have died."""
+        return sum(slot.deaths for slot in self._slots)
+
+    def attach(self, server: Server) -> None:
+        """All clients are known from the start."""
+
+    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> None:
+        self._version = version
+        sent: Any = None
+        for number, slot in enumerate(self._slots):
+            for client in self._next_clients(slot, newcomers_only):
+                if sent is None:
+                    sent = self._share(model)
+                self._send(number, slot, client, sent)
+
+    def _next_clients(self, slot: _Slot, newcomers_only: bool) -> list[int]:
+        room = self._depth - slot.busy
+        if not newcomers_only:
+            return [slot.waiting.popleft() for _ in range(min(room, len(slot.waiting)))]
+        chosen = [client for client in slot.waiting if client in self._new][: max(room, 0)]
+        for client in chosen:
+            slot.waiting.remove(client)
+        return chosen
+
+    def _share(self, model: Vector) -> Any:
+        array = model.detach().cpu().numpy().copy()
+        return self._ray.put(array) if array.nbytes > SHARED_ABOVE else array
+
+    def _send(self, number: int, slot: _Slot, client: int, model: Any) -> None:
+        key = work_key(self._seed, client, self._visits[client])
+        self._visits[client] += 1
+        slot.busy += 1
+        reference = slot.actor.work.remote(model, client, key)
+        sent = self._clock() - self._began
+        self._jobs[reference] = _Job(client, self._tasks, self._version, number, slot.deaths, sent)
+        self._tasks += 1
+
+    def next(self) -> list[Arrival | Lost]:
+        if not self._jobs:
+            why = f": the last actor died with {self._last_death}" if self._last_death else ""
+            raise NothingInFlight(f"no actor is at work and none can be sent work{why}")
+        references = list(self._jobs)
+        done, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
+        if not done:
+            done, _ = self._ray.wait(references, num_returns=1, timeout=PATIENCE)
+        self.now = self._clock() - self._began
+        return [self._event(self._jobs.pop(reference), answer) for reference, answer in self._answers(done)]
+
+    def _answers(self, done: list[Any]) -> list[tuple[Any, Any]]:
+        try:
+            return list(zip(done, self._ray.get(done), strict=True))
+        except self._ray.exceptions.RayError:
+            return [(reference, self._answer(reference)) for reference in done]
+
+    def _answer(self, reference: Any) -> Any:
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:
+            job = self._jobs[reference]
+            raise AceflError(f"client {job.client}'s work failed with {error.cause!r}") from error
+        except self._ray.exceptions.RayError as error:
+            return error
+
+    def _event(self, job: _Job, answer: Any) -> Arrival | Lost:
+        slot = self._slots[job.slot]
+        alive = job.life == slot.deaths
+        slot.busy -= alive
+        if isinstance(answer, BaseException):
+            if alive:
+                self._bury(slot, answer)
+            self._rehome(slot, [job.client])
+            return Lost(job.client, job.task)
+        self._rehome(slot, [job.client])
+        self._trips[job.task] = Trip(job.sent, answer.nbytes, answer.nbytes)
+        update = torch.from_numpy(answer if answer.flags.writeable else answer.copy())
+        return Arrival(job.client, update, job.version, self._version, job.task)
+
+    def _bury(self, slot: _Slot, error: BaseException) -> None:
+        """An actor is dead: start another in its place, or, after too many, leave its clients to the others."""
+        slot.deaths += 1
+        slot.busy = 0
+        self._last_death = next(iter(str(error).strip().splitlines()), repr(error))
+        log.warning("an actor died for the %d. time: %s", slot.deaths, self._last_death)
+        if slot.deaths <= self._restarts:
+            slot.actor = self._start()
+        else:
+            left = list(slot.waiting)
+            slot.waiting.clear()
+            self._rehome(slot, left)
+
+    def _rehome(self, slot: _Slot, clients: list[int]) -> None:
+        """Put clients in line again: where they were, or where the line is shortest; nowhere if no actor is left."""
+        homes = (
+            [slot]
+            if slot.deaths <= self._restarts
+            else [other for other in self._slots if other.deaths <= self._restarts]
+        )
+        for client in clients if homes else ():
+            min(homes, key=lambda home: len(home.waiting)).waiting.append(client)
+
+    def heard(self, arrival: Arrival, reason: str) -> Trip:
+        self._new.discard(arrival.client)
+        return self._trips.pop(arrival.task)
+
+    def refusals(self) -> list[Refusal]:
+        return []
+
+    def close(self) -> None:
+        for slot in self._slots:
+            self._ray.kill(slot.actor)
+        self._jobs.clear()
+
+    def state_dict(self) -> State:
+        return {"now": self.now, "visits": list(self._visits), "new": sorted(self._new), "tasks": self._tasks}
+
+    def load_state_dict(self, state: State) -> None:
+        """What was under way when the state was taken is lost: its clients begin something new."""
+        self.now = float(state["now"])
+        self._began = self._clock() - self.now
+        self._visits, self._new, self._tasks = list(state["visits"]), set(state["new"]), int(state["tasks"])
+
+
+def run_on_ray(
+    source: TaskSource,
+    rule: RuleSettings,
+    *,
+    lr: float,
+    stop: Stop,
+    seed: int = 0,
+    actors: int = 4,
+    address: str = "local",
+    gpus: float = 0.0,
+    evaluations: int = 50,
+    out: str | os.PathLike[str] | None = None,
+    observers: Sequence[Observer] = (),
+    progress: Progress | None = None,
+) -> Run:
+    """Train in wall-clock time on Ray actors: on this machine (`address="local"`) or on a cluster by its address.
+
+    The task is built in every actor from `source` and `seed`. Which client arrives when depends on the machines, so two
+    runs differ; what a client computes for a given model and visit does not.
+    """
+    require(
+        not getattr(rule, "sends_differences", False),
+        "client-held ACE leaves gradients with the clients, which all live here on Ray; use variant='incremental'",
+    )
+    task = build_task(source, seed)
+    opened = _open(address, actors)
+    try:
+        fleet = RayFleet(source, seed, clients=task.clients, actors=actors, gpus=gpus)
+        fleet.ready()
+        federation = Federation(
+            task.initial(),
+            rule,
+            fleet,
+            lr=lr,
+            stop=stop,
+            config={
+                "seed": seed,
+                "task": task.describe(),
+                "scenario": {"clock": "wall", "fleet": "ray", "actors": actors},
+            },
+            judge=_judge(task),
+            evaluations=evaluations,
+            samples=task.samples,
+            observers=observers,
+        )
+        run = go(federation, progress)
+    finally:
+        if opened:
+            import ray
+
+            ray.shutdown()
+    if out is not None:
+        run.save(Path(out))
+    return run
+
+
+def _judge(task: Task) -> Callable[[Vector, int], Judgement]:
+    def judge(model: Vector, version: int) -> Judgement:
+        found = task.evaluate(model)
+        accuracy = found.client_accuracy
+        return Judgement(
+            dict(found.metrics),
+            dict(enumerate(found.client_loss.tolist())),
+            dict(enumerate(accuracy.tolist())) if accuracy is not None else {},
+        )
+
+    return judge
+
+
+def _open(address: str, actors: int) -> bool:
+    """Connect to Ray unless somebody has; True if it is ours to close."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's future default; without it, it warns
+    try:
+        import ray
+    except ImportError:
+        raise InvalidInput("Ray is not installed: pip install 'acefl[ray]'") from None
+    if ray.is_initialized():
+        return False
+    here = address == "local"
+    try:
+        ray.init(
+            address=address,
+            num_cpus=max(actors, os.cpu_count() or 1) if here else None,
+            include_dashboard=False if here else None,
+            log_to_driver=False,
+            configure_logging=False,
+        )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise InvalidInput(f"cannot reach Ray at {address!r}: {error}") from None
+    return True

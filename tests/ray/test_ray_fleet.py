@@ -1,0 +1,156 @@
+"""Real actors: what they compute is what the simulator computes, and one that dies is noticed and replaced."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from acefl import ACE, ACED, InvalidInput, Server, Stop, load
+from acefl.errors import AceflError, NothingInFlight
+from acefl.experiment import build_task
+from acefl.fleets.ray import RayFleet, run_on_ray
+from acefl.fleets.scripted import ScriptedFleet
+from acefl.fleets.simulated import work_key
+from acefl.loop import run
+from acefl.types import Arrival, RuleSettings, Vector
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+    ),  # Ray's own
+]
+
+SOURCE = {"name": "quadratic", "clients": 8, "dim": 30}
+SEED = 5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    import ray
+
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
+def serve(fleet: RayFleet, rule: RuleSettings, stop: Stop) -> tuple[Server, list[list[tuple[int, int]]]]:
+    """Run the one loop; the server, and who arrived in each turn on which version."""
+    model = build_task(SOURCE, SEED).initial()
+    turns: list[list[tuple[int, int]]] = [[]]
+
+    def heard(arrival: Arrival, reason: str) -> None:
+        assert not reason
+        fleet.heard(arrival, reason)
+        turns[-1].append((arrival.client, arrival.trained_on))
+
+    server = Server(model, rule.build(fleet.clients, model), 0.2, fleet.clients, on_arrival=heard)
+    for _ in run(server, fleet, stop):
+        turns.append([])
+    return server, [turn for turn in turns if turn]
+
+
+def replay(rule: RuleSettings, turns: list[list[tuple[int, int]]]) -> Vector:
+    """The same arrivals from a script, computed here."""
+    task = build_task(SOURCE, SEED)
+
+    def work(client: int, visit: int, model: Vector) -> Vector:
+        return task.updates(model.unsqueeze(0), [client], [work_key(SEED, client, visit)])[0]
+
+    model = task.initial()
+    server = Server(model, rule.build(task.clients, model), 0.2, task.clients)
+    for _ in run(server, ScriptedFleet(turns, work), Stop(arrivals=sum(map(len, turns)))):
+        pass
+    return server.model
+
+
+def test_the_arrivals_of_actors_replayed_from_a_script_give_the_same_model() -> None:
+    rule = ACED(tau=5)
+    fleet = RayFleet(SOURCE, SEED, clients=8, actors=2)
+    try:
+        fleet.ready()
+        server, turns = serve(fleet, rule, Stop(arrivals=100))
+    finally:
+        fleet.close()
+    assert min(server.participation) >= 1, "some client never got its turn"
+    assert torch.equal(replay(rule, turns), server.model)
+
+
+def test_an_actor_that_is_killed_is_replaced_and_its_clients_go_on() -> None:
+    fleet = RayFleet(SOURCE, SEED, clients=8, actors=2)
+    try:
+        victim, other = fleet.ready()
+        assert victim != other
+        model = build_task(SOURCE, SEED).initial()
+        server = Server(model, ACE(warmup="seen").build(8, model), 0.2, 8, on_arrival=fleet.heard)
+        before: list[int] = []
+        for _ in run(server, fleet, Stop(arrivals=1_000_000)):
+            if not before and server.accepted >= 40:
+                os.kill(victim, signal.SIGKILL)
+                before = list(server.participation)
+            if before and all(now > then for now, then in zip(server.participation, before, strict=True)):
+                break
+        assert fleet.deaths == 1
+    finally:
+        fleet.close()
+
+
+def test_actors_that_cannot_start_end_the_run_with_the_reason() -> None:
+    def broken(seed: int) -> Any:
+        raise RuntimeError("the disk is on fire")
+
+    fleet = RayFleet(broken, SEED, clients=4, actors=1, restarts=1)
+    try:
+        model = torch.zeros(3)
+        server = Server(model, ACE().build(4, model), 0.1, 4)
+        with pytest.raises(NothingInFlight, match="actor"):
+            for _ in run(server, fleet, Stop(arrivals=10)):
+                pass
+        assert fleet.deaths == 2
+    finally:
+        fleet.close()
+
+
+def test_a_mistake_in_a_users_task_is_shown_not_retried() -> None:
+    def sloppy(seed: int) -> Any:
+        task = build_task(SOURCE, seed)
+        task.updates = lambda *_: 1 / 0  # type: ignore[method-assign]
+        return task
+
+    fleet = RayFleet(sloppy, SEED, clients=4, actors=1)
+    try:
+        model = torch.zeros(3)
+        server = Server(model, ACE().build(4, model), 0.1, 4)
+        with pytest.raises(AceflError, match="division by zero"):
+            for _ in run(server, fleet, Stop(arrivals=10)):
+                pass
+    finally:
+        fleet.close()
+
+
+def test_a_run_on_ray_is_recorded_like_any_other(tmp_path: Path) -> None:
+    from acefl import report
+
+    made = run_on_ray(
+        SOURCE, ACED(tau=20), lr=0.3, stop=Stop(arrivals=120), seed=SEED, actors=2, evaluations=5, out=tmp_path / "run"
+    )
+    again = load(tmp_path / "run")
+    assert again.final == made.final
+    assert again.final["gap"] < again.history["gap"][0]
+    assert again.config["scenario"]["fleet"] == "ray"
+    assert set(again.events.columns) >= {"sent", "uplink", "downlink"}
+    assert (again.events["uplink"] == 4 * made.model.numel()).all()
+    assert again.history["step"].is_monotonic_increasing
+    assert "ACED" in report.build(tmp_path / "run").read_text("utf-8")
+
+
+def test_gradients_held_by_clients_make_no_sense_on_ray() -> None:
+    with pytest.raises(InvalidInput, match="client-held"):
+        run_on_ray(SOURCE, ACE(variant="client-held"), lr=0.1, stop=Stop(arrivals=10))
