@@ -137,7 +137,7 @@ class FlowerFleet:
         while len(self.connected) < count:
             if self._clock() >= until:
                 raise NothingInFlight(f"{len(self.connected)} of {count} nodes after {self.wires.patience:g} s")
-            time.sleep(SCAN)
+            self._post.collect(SCAN)
             self._scan()
         self._began = self._clock()
 

@@ -14,6 +14,10 @@ FAILURES = 3  # in a row, of every node there is: then something is wrong with t
 LONGEST_REST = 60.0  # seconds before a node that keeps failing is tried again
 
 
+class EverybodyFails(AceflError):
+    """Every connected node fails again and again: something is wrong with the app."""
+
+
 @dataclass
 class Node:
     id: int
@@ -60,13 +64,13 @@ class Roster:
         return node.connected and not node.busy and node.rests_until <= self._clock()
 
     def failed(self, node: Node, reason: str) -> None:
-        """Let a node rest, longer each time; AceflError when all of them fail again and again."""
+        """Let a node rest, longer each time; EverybodyFails when all of them fail again and again."""
         node.failures += 1
         node.rests_until = self._clock() + min(2.0 ** (node.failures - 1) - 1, LONGEST_REST)
         log.warning("client %d (node %d) did not answer as asked: %s", node.client, node.id, reason)
         there = self.connected
         if there and all(other.failures >= FAILURES for other in there):
-            raise AceflError(f"every connected node failed {FAILURES} times in a row, the last with: {reason}")
+            raise EverybodyFails(f"every connected node failed {FAILURES} times in a row, the last with: {reason}")
 
     def load(self, ids: Iterable[int]) -> None:
         """Give these nodes the numbers they had; they count as gone until they are seen."""
