@@ -24,10 +24,11 @@ import torch
 
 from acefl import tasks
 from acefl.errors import require
+from acefl.probes import ErrorTerms, Participation
 from acefl.record import FORMAT, Run, machine, plain, whole_directory, write_json
 from acefl.rules import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff, label
 from acefl.search import LearningRateSearch
-from acefl.simulation import settings_of, simulate
+from acefl.simulation import Observer, settings_of, simulate
 from acefl.stop import Stop
 from acefl.tasks.base import Task
 from acefl.timing import Scenario
@@ -57,10 +58,15 @@ class Job:
     seed: int
     evaluations: int = 50
     out: Path | None = None
+    watch: bool = False  # record whose updates make up the model, and how stale they are
+    probe: int | None = None  # measure the error terms of a step every so many arrivals
 
 
-def make(job: Job) -> Run:
+def make(job: Job, observers: Sequence[Observer] = ()) -> Run:
     """Make the run a job describes."""
+    watchers: list[Observer] = [Participation()] if job.watch else []
+    if job.probe is not None:
+        watchers.append(ErrorTerms(job.probe))
     return simulate(
         build_task(job.task, job.seed),
         job.rule,
@@ -70,6 +76,7 @@ def make(job: Job) -> Run:
         seed=job.seed,
         out=job.out,
         evaluations=job.evaluations,
+        observers=[*watchers, *observers],
     )
 
 
@@ -123,12 +130,14 @@ def compare(
     evaluations: int = 50,
     workers: int | None = None,
     title: str = "",
+    probe: int | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Run every method on every seed, each with its own tuned learning rate (or `lr`), and record it all in `out`.
 
-    The search gives every method the same effort, on a seed that is not reported. Returns the directory, which holds
-    `compare.json`, one run directory per method and seed, and `report.html`.
+    The search gives every method the same effort, on a seed that is not reported. With `probe` the error terms of a
+    step are measured every so many arrivals (see `acefl.probes`). Returns the directory, which holds `compare.json`,
+    one run directory per method and seed, and `report.html`.
     """
     from acefl import report
 
@@ -146,7 +155,7 @@ def compare(
     scenario.check(first.clients)
     began = time.perf_counter()
     with whole_directory(Path(out)) as folder:
-        plan = Job(task, methods[0], math.nan, scenario, stop, TUNING_SEED, evaluations)
+        plan = Job(task, methods[0], math.nan, scenario, stop, TUNING_SEED, evaluations, watch=True, probe=probe)
         contenders = [
             _Contender(
                 rule, name, LearningRateSearch(lr_centre) if lr is None else None, math.nan if lr is None else lr
@@ -244,7 +253,7 @@ class _Schedule:
         plan = dataclasses.replace(self._plan, rule=contender.rule)
         if contender.search is not None and not contender.search.done:
             for rate in contender.search.ask():
-                job = dataclasses.replace(plan, lr=rate, evaluations=4)
+                job = dataclasses.replace(plan, lr=rate, evaluations=4, watch=False, probe=None)
                 self._pending[pool.submit(_score, job)] = (contender, rate, f"{contender.name}: tried lr {rate:.3g}")
             if not contender.search.done:
                 return

@@ -248,7 +248,7 @@ def _is_ours(directory: Path) -> bool:
     """Empty, or with a file that only acefl writes: a config.json may be any program's and is not ours to delete."""
     if all(entry.name == CHECKPOINT for entry in directory.iterdir()):
         return True
-    for name in ("compare.json", "config.json"):
+    for name in ("compare.json", "config.json", "diagnose.json"):
         with contextlib.suppress(InvalidInput):
             content = read_json(directory / name)
             return isinstance(content.get("machine"), dict) and "acefl" in content["machine"]

@@ -58,7 +58,7 @@ def test_terms_are_those_of_the_definitions(rule: RuleSettings, oracle: Callable
         for name in ("noise", "delay"):
             cosine = float(expected[name] @ truth / (expected[name].norm() * truth.norm()))
             assert record[f"cos_{name}"] == pytest.approx(cosine, abs=1e-3)
-        assert record["gradient"] == pytest.approx(float(truth @ truth), rel=1e-6)
+        assert record["squared_gradient"] == pytest.approx(float(truth @ truth), rel=1e-6)
         spread = sum(float((gradient(*pair) - stale).square().sum()) for pair in latest) / CLIENTS
         assert record["heterogeneity"] == pytest.approx(spread, rel=1e-4)
 
@@ -73,7 +73,7 @@ def test_without_sampling_noise_there_is_no_noise_term(rule: RuleSettings, oracl
     probe = ErrorTerms(every=20)
     run(rule, probe, task=SILENT)
     for record in probe.records:
-        assert record["noise"] <= 1e-9 * max(record["update"], 1.0)
+        assert record["noise"] <= 1e-9 * max(record["squared_update"], 1.0)
 
 
 @pytest.mark.parametrize("rule", [ACE(), ACE(variant="direct"), ACE(variant="client-held"), ACE(table="int8")])
@@ -119,7 +119,7 @@ def test_noise_is_the_variance_of_one_gradient_times_the_sum_of_squared_weights(
     run(rule, probe, task=task, arrivals=1_500, lr=0.001, scenario=Scenario(), evaluations=1)
     records = pd.DataFrame(probe.records)
     assert len(records) == 15
-    assert records["weights"].to_numpy() == pytest.approx(share, rel=1e-5)
+    assert records["squared_weights"].to_numpy() == pytest.approx(share, rel=1e-5)
     assert records["noise"].mean() == pytest.approx(NOISE**2 * share, rel=0.13)
 
 
@@ -150,7 +150,13 @@ def test_a_client_alone_has_neither_bias_nor_delay() -> None:
 )
 def test_a_probe_does_not_change_the_run(rule: RuleSettings, scenario: Scenario) -> None:
     bare = run(rule, scenario=scenario, arrivals=80)
-    watched = run(rule, ErrorTerms(every=7), ErrorTerms(every=13, replicates=3), scenario=scenario, arrivals=80)
+    watched = run(
+        rule,
+        ErrorTerms(every=7),
+        ErrorTerms(every=13, gradients="sampled", replicates=3),
+        scenario=scenario,
+        arrivals=80,
+    )
     assert torch.equal(bare.model, watched.model)
     assert bare.events.equals(watched.events)
     assert [row["gap"] for row in bare.metrics] == [row["gap"] for row in watched.metrics]
@@ -170,7 +176,7 @@ def test_history_has_the_mean_since_the_evaluation_before_and_the_cost() -> None
     for before, now in zip(history["arrival"], history["arrival"].iloc[1:], strict=False):
         window = records[(records["arrival"] > before) & (records["arrival"] <= now)]
         row = history[history["arrival"] == now].iloc[0]
-        for name in ("noise", "bias", "delay", "mse"):
+        for name in ("noise", "bias", "delay", "mse", "squared_gradient", "heterogeneity", "cos_bias"):
             assert row[name] == pytest.approx(window[name].mean())
     assert history["probe_seconds"].is_monotonic_increasing
     assert 0 < records["seconds"].sum() < history["probe_seconds"].iloc[-1]
@@ -184,7 +190,7 @@ def test_sampled_terms_are_unbiased_and_their_intervals_cover_the_exact_ones() -
     the steps is held to five of its own standard errors. The delay has no sampling error at all on this task: its noise
     does not depend on the model, so it cancels within a replicate.
     """
-    exact, sampled = ErrorTerms(every=10), ErrorTerms(every=10, replicates=8)
+    exact, sampled = ErrorTerms(every=10, gradients="full"), ErrorTerms(every=10, gradients="sampled")
     run(FedBuff(buffer=4), exact, sampled, arrivals=400)
     full, estimates = pd.DataFrame(exact.records), pd.DataFrame(sampled.records)
     assert len(full) == len(estimates) == 40
@@ -201,7 +207,7 @@ def test_sampled_terms_are_unbiased_and_their_intervals_cover_the_exact_ones() -
 
 def test_sampled_bias_of_ace_is_zero_too() -> None:
     """A client's minibatch is the same at all its models within a replicate, so what cancels cancels exactly."""
-    probe = ErrorTerms(every=20, replicates=3)
+    probe = ErrorTerms(every=20, gradients="sampled", replicates=3)
     run(ACE(), probe)
     assert max(abs(record["bias"]) for record in probe.records) < 1e-12
 
@@ -261,8 +267,10 @@ def test_a_probe_that_missed_the_start_says_so() -> None:
 def test_bad_input_is_named() -> None:
     with pytest.raises(InvalidInput, match="every is 0; allowed: at least 1"):
         ErrorTerms(every=0)
-    with pytest.raises(InvalidInput, match="replicates is 2; allowed: at least 3, or None"):
+    with pytest.raises(InvalidInput, match="replicates is 2; allowed: at least 3"):
         ErrorTerms(replicates=2)
+    with pytest.raises(InvalidInput, match="gradients is 'all'; allowed: auto, full, sampled"):
+        ErrorTerms(gradients="all")
 
 
 def _torch_task(**settings: Any) -> tasks.TorchTask:
@@ -285,8 +293,8 @@ def test_where_no_full_gradient_is_the_mean_of_updates_it_is_refused_and_samplin
 ) -> None:
     task = _torch_task(compute="one-by-one", **settings)
     with pytest.raises(InvalidInput, match="allowed: sampled"):
-        run(ASGD(), ErrorTerms(every=10), task=task)
-    probe = ErrorTerms(every=10, replicates=4)
+        run(ASGD(), ErrorTerms(every=10, gradients="full"), task=task)
+    probe = ErrorTerms(every=10, replicates=4)  # auto
     run(ACE(), probe, task=task, arrivals=40)
     assert probe.records
     assert all(abs(record["bias"]) < 1e-9 for record in probe.records)

@@ -21,16 +21,18 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 
 from acefl import keyed
-from acefl.errors import InvalidInput, require
+from acefl.errors import InvalidInput, one_of, require
 from acefl.probes.shadow import Shadow, Weighed
 from acefl.types import Arrival, State, Step, Vector
 
 if TYPE_CHECKING:
     from acefl.server import Server
     from acefl.simulation import Simulation
+    from acefl.tasks.base import Task
 
-TERMS = ("noise", "bias", "delay", "mse")
+GRADIENTS = ("auto", "full", "sampled")
 _PROBE_STREAM = 21
+_CHEAP = 1e10  # samples times parameters of all clients' full gradients
 _SPARE_MODELS = 64
 
 
@@ -46,21 +48,26 @@ class ExactGradients(Protocol):
 class ErrorTerms:
     """Measures A, B and C at the first step after every `every` accepted arrivals, from the run's own contributions.
 
-    `records` has one row per measured step: the squared norms `noise`, `bias` and `delay`, `mse` (of their sum),
-    `gradient` (of the true gradient), their cosines with it, `weights` (the sum of squared weights: what averaging
-    leaves of the noise), `heterogeneity` (mean squared distance of clients' gradients from their mean), `drift` (mean
-    squared distance of w from the stale models), and the `seconds` it took. `run.history` gets the mean of each term
+    `records` has one row per measured step: the squared norms `noise`, `bias` and `delay`, that of their sum `mse`,
+    those of the update and of the true gradient, cosines with the true gradient, `squared_weights` (their sum: what
+    averaging leaves of the noise), `heterogeneity` (mean squared distance of clients' gradients from their mean),
+    `drift` (mean squared distance of w from the stale models), and the `seconds` it took. `run.history` gets the means
     since the evaluation before, and `probe_seconds`, the probe's whole cost so far.
 
-    replicates: None for full local gradients, which the task must offer. A number (at least 3) draws so many
+    gradients: `full` takes every client's whole data, which the task must offer. `sampled` draws `replicates`
     minibatches per client instead: estimates without bias, with 95 % intervals in `noise_low`, `noise_high` and so on.
-    Where a client's work is more than one gradient (local steps), its expected update takes the place of its gradient.
+    Where a client's work is more than one gradient (local steps), its expected update then takes the place of its
+    gradient. `auto` is `full` where the task offers it and it is cheap.
     """
 
-    def __init__(self, every: int = 100, *, replicates: int | None = None, slots: int | None = None) -> None:
+    def __init__(
+        self, every: int = 100, *, gradients: str = "auto", replicates: int = 8, slots: int | None = None
+    ) -> None:
         require(every >= 1, f"every is {every}; allowed: at least 1")
-        require(replicates is None or replicates >= 3, f"replicates is {replicates}; allowed: at least 3, or None")
+        one_of("gradients", gradients, GRADIENTS)
+        require(replicates >= 3, f"replicates is {replicates}; allowed: at least 3")
         self.every, self.replicates = every, replicates
+        self._gradients_wanted = gradients
         self._slots = slots
         self.records: list[dict[str, float]] = []
         self.seconds = 0.0
@@ -70,11 +77,8 @@ class ErrorTerms:
 
     def started(self, run: Simulation) -> None:
         self._task, self._versions_out = run.task, run.fleet.versions_out
-        if self.replicates is None:
-            exact = isinstance(run.task, ExactGradients)
-            require(exact, f"task {run.task.describe().get('name')} has no full gradients; allowed: replicates=8")
-            run.task.mean_gradient(run.task.initial())  # type: ignore[attr-defined]
         model = run.server.model
+        self._full = _full_gradients(run.task, model, self._gradients_wanted)
         self._shadow = Shadow(run.settings, run.task.clients, run.task.samples, model, self._slots)
         self._models = {0: model.clone()}
         self._most_models = _SPARE_MODELS
@@ -110,7 +114,8 @@ class ErrorTerms:
         new = self.records[self._shown :]
         self._shown = len(self.records)
         if new:
-            row |= {name: math.fsum(record[name] for record in new) / len(new) for name in TERMS}
+            names = [name for name in new[0] if name not in ("step", "arrival", "time", "seconds")]
+            row |= {name: math.fsum(record[name] for record in new) / len(new) for name in names}
         row["probe_seconds"] = self.seconds
 
     @property
@@ -152,11 +157,11 @@ class ErrorTerms:
         made_of = self._shadow.weights(update)
         moved = torch.stack([self._models[version] for version in self._stale]).sub_(model)
         row = {
-            "weights": math.fsum(part.weight**2 for part in made_of),
-            "update": float(update.double().square().sum()),
+            "squared_weights": math.fsum(part.weight**2 for part in made_of),
+            "squared_update": float(update.double().square().sum()),
             "drift": float(moved.square_().sum(dtype=torch.float64)) / len(moved),
         }
-        if self.replicates is None:
+        if self._full:
             return row | self._exact(update.double(), model, made_of)
         return row | self._sampled(update.double(), server.version - 1, made_of, self.replicates)
 
@@ -171,7 +176,7 @@ class ErrorTerms:
         terms = {"noise": update - mean, "bias": mean - stale, "delay": stale - truth, "mse": update - truth}
         row = {name: float(term.square().sum()) for name, term in terms.items()}
         row |= {f"cos_{name}": _cosine(terms[name], truth) for name in ("noise", "bias", "delay")}
-        row |= {"cos_update": _cosine(update, truth), "gradient": float(truth.square().sum())}
+        row |= {"cos_update": _cosine(update, truth), "squared_gradient": float(truth.square().sum())}
         return row | {"heterogeneity": float((own - stale).square().sum()) / len(own)}
 
     def _compute(self, pairs: list[tuple[int, int]]) -> None:
@@ -221,12 +226,27 @@ class ErrorTerms:
         for name, term in terms.items():
             row[name], half = squared_norm(term)
             row |= {f"{name}_low": row[name] - half, f"{name}_high": row[name] + half}
-        row["gradient"] = squared_norm(truth)[0]
+        row["squared_gradient"] = squared_norm(truth)[0]
         terms["update"] = update.expand_as(truth)
         for name in ("noise", "bias", "delay", "update"):
-            below = squared_norm(terms[name])[0] * row["gradient"]
+            below = squared_norm(terms[name])[0] * row["squared_gradient"]
             row[f"cos_{name}"] = _crossed(terms[name], truth) / math.sqrt(below) if below > 0 else math.nan
         return row | {"heterogeneity": squares - squared_norm(stale)[0]}
+
+
+def _full_gradients(task: Task, model: Vector, wanted: str) -> bool:
+    """Whether to use the task's full gradients; tried at once, since what is refused should be refused at the start."""
+    offered = isinstance(task, ExactGradients)
+    if wanted == "sampled" or (wanted == "auto" and not (offered and sum(task.samples) * model.numel() <= _CHEAP)):
+        return False
+    require(offered, f"task {task.describe().get('name')} offers no full gradients; allowed: gradients='sampled'")
+    try:
+        task.mean_gradient(model)  # type: ignore[attr-defined]
+    except InvalidInput:
+        if wanted == "full":
+            raise
+        return False
+    return True
 
 
 def squared_norm(replicates: torch.Tensor) -> tuple[float, float]:
