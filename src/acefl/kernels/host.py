@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from acefl.kernels import reference
-from acefl.kernels.layout import Key, Row, Sum
+from acefl.kernels.layout import Key, Layout, Row, Sum
 from acefl.types import Vector
 
 
@@ -17,10 +17,14 @@ class ThroughHost(reference.Reference):
 
     name = "numpy, through the host"
 
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout)
+        self._host = reference.Reference(layout)
+
     def exchange(self, row: Row, new: Vector, into: Sum, scale: float, key: Key) -> None:
         with _visit(into) as sums:
             host = Row.of(row.raw.cpu(), self.layout)
-            super().exchange(host, new.cpu(), sums, scale, key)
+            self._host.exchange(host, new.cpu(), sums, scale, key)
             row.raw.copy_(host.raw)
 
     def exchange_and_step(
@@ -28,16 +32,16 @@ class ThroughHost(reference.Reference):
     ) -> None:
         with _visit(into) as sums:
             host, stepped = Row.of(row.raw.cpu(), self.layout), model.cpu()
-            super().exchange_and_step(host, new.cpu(), sums, scale, key, stepped, rate)
+            self._host.exchange_and_step(host, new.cpu(), sums, scale, key, stepped, rate)
             row.raw.copy_(host.raw)
             model.copy_(stepped)
 
     def add(self, row: Row, into: Sum, scale: float) -> None:
         with _visit(into) as sums:
-            super().add(Row.of(row.raw.cpu(), self.layout), sums, scale)
+            self._host.add(Row.of(row.raw.cpu(), self.layout), sums, scale)
 
     def decode(self, row: Row) -> Vector:
-        return super().decode(Row.of(row.raw.cpu(), self.layout)).to(row.raw.device)
+        return self._host.decode(Row.of(row.raw.cpu(), self.layout)).to(row.raw.device)
 
 
 def read_through_host(of: Sum, value: Vector) -> None:
