@@ -21,6 +21,7 @@ from acefl import ACE, FedBuff, Scenario, Stop, compare, simulate, tasks
 HOSPITALS = 12
 SCENARIO = Scenario(spread=20.0, law="lognormal")  # the slowest takes 20 times as long as the fastest
 STOP = Stop(arrivals=300)
+METHODS = (ACE(), FedBuff(buffer=4))
 
 
 def hospitals(seed: int = 0) -> tasks.TorchTask:
@@ -43,13 +44,12 @@ def hospitals(seed: int = 0) -> tasks.TorchTask:
 
 
 def main() -> None:
-    for rule in (ACE(), FedBuff(buffer=4)):
+    for rule in METHODS:
         run = simulate(hospitals(), rule, lr=0.5, scenario=SCENARIO, stop=STOP, evaluations=5)
         final = {name: round(run.final[name], 2) for name in ("accuracy", "slow_accuracy", "client_loss")}
         print(type(rule).__name__, final)
     if len(sys.argv) > 1:
-        methods = [ACE(), FedBuff(buffer=4)]
-        out = compare(hospitals, methods, scenario=SCENARIO, stop=STOP, seeds=[0, 1], out=sys.argv[1])
+        out = compare(hospitals, METHODS, scenario=SCENARIO, stop=STOP, seeds=[0, 1], out=sys.argv[1])
         print(f"report: {out / 'report.html'}")
 
 

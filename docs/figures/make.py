@@ -16,15 +16,18 @@ from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
-WIDTH, TALL, MARGIN, COLOURS = 1300, 5000, 30, 96
+WIDTH, TALL, MARGIN, COLOURS = 1300, 5000, 30, 256
 PICTURES = {  # file: from the top of this section to the top of that one
     "report.png": (None, "Accuracy while training"),
     "slow-clients-over-time.png": ("Slow-fifth accuracy while training", "Who takes part"),
     "who-takes-part.png": ("Who takes part", "Staleness of what arrives"),
 }
-_TOPS = """
-return Object.fromEntries(Array.from(document.querySelectorAll("h2"),
-  (heading) => [heading.textContent.trim(), heading.getBoundingClientRect().top + window.scrollY]));
+WITH_LEGEND = "slow-clients-over-time.png"
+_PLACES = """
+const place = (element) => element.getBoundingClientRect().top + window.scrollY;
+const legend = document.querySelector(".legend");
+const tops = Array.from(document.querySelectorAll("h2"), (heading) => [heading.textContent.trim(), place(heading)]);
+return { legend: place(legend), below: place(legend) + legend.offsetHeight, ...Object.fromEntries(tops) };
 """
 
 
@@ -45,19 +48,32 @@ def screenshot(page: Path) -> tuple[Image.Image, dict[str, float]]:
     try:
         browser.get(page.resolve().as_uri())
         WebDriverWait(browser, 60).until(lambda b: b.execute_script("return document.body.dataset.drawn"))
-        return Image.open(io.BytesIO(browser.get_screenshot_as_png())), browser.execute_script(_TOPS)
+        return Image.open(io.BytesIO(browser.get_screenshot_as_png())), browser.execute_script(_PLACES)
     finally:
         browser.quit()
 
 
 def main(page: str) -> None:
-    whole, tops = screenshot(Path(page))
+    whole, places = screenshot(Path(page))
+    legend = _cut(whole, places["legend"], places["below"])
     for name, (first, after) in PICTURES.items():
-        begins = int(tops[first]) - MARGIN if first else 0
-        part = whole.convert("RGB").crop((0, begins, WIDTH, int(tops[after]) - MARGIN))
+        part = _cut(whole, places[first] - MARGIN if first else 0, places[after] - MARGIN)
+        if name == WITH_LEGEND:
+            part = _stack(legend, part)
         path = Path(__file__).with_name(name)
-        part.quantize(COLOURS).save(path, optimize=True)
+        part.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
         print(f"{path.name}: {part.width} x {part.height}, {path.stat().st_size // 1000} KB")
+
+
+def _cut(whole: Image.Image, top: float, bottom: float) -> Image.Image:
+    return whole.convert("RGB").crop((0, int(top), WIDTH, int(bottom)))
+
+
+def _stack(above: Image.Image, below: Image.Image) -> Image.Image:
+    both = Image.new("RGB", (WIDTH, MARGIN + above.height + below.height), "white")
+    both.paste(above, (0, MARGIN))
+    both.paste(below, (0, MARGIN + above.height))
+    return both
 
 
 if __name__ == "__main__":

@@ -1,0 +1,159 @@
+"""What README and docs say is true: their programs run and print what is shown, their commands, files and links exist.
+
+A page that says `python blocks on this page are run` is one program: its blocks run in order, in one namespace. A text
+block right after a python block is what that block prints. Numbers may be off by 5 % or 0.02, since another processor
+rounds differently and may get another sample right; words may not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import math
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MARK = "<!-- python blocks on this page are run"
+PROGRAMS = [page for page in PAGES if MARK in page.read_text(encoding="utf-8")]
+
+_FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
+_LINK = re.compile(r"\]\(([^)#\s]+)")
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def _blocks(page: Path) -> Iterator[tuple[str, str, int, str]]:
+    """Language, content, line, and the output shown for it: the text block that follows with nothing in between."""
+    text = page.read_text(encoding="utf-8")
+    fences = list(_FENCE.finditer(text))
+    for fence, after in zip(fences, [*fences[1:], None], strict=False):
+        shown = ""
+        if after is not None and after[1] == "text" and not text[fence.end() : after.start()].strip():
+            shown = after[2]
+        yield fence[1], fence[2], text.count("\n", 0, fence.start(2)), shown
+
+
+def _same(printed: str, shown: str) -> bool:
+    if _NUMBER.sub("#", printed).split() != _NUMBER.sub("#", shown).split():
+        return False
+    pairs = zip(_NUMBER.findall(printed), _NUMBER.findall(shown), strict=True)
+    return all(math.isclose(_value(a), _value(b), rel_tol=0.05, abs_tol=0.02) for a, b in pairs)
+
+
+def _value(number: str) -> float:
+    return float(number.replace(",", ""))
+
+
+def test_the_pages_with_programs_are_found() -> None:
+    expected = ["README.md", "docs/adding-a-rule.md", "docs/memory.md", "docs/quickstart.md", "docs/simulate.md"]
+    assert set(expected) <= {_name(page) for page in PROGRAMS}
+
+
+@pytest.mark.parametrize("page", PROGRAMS, ids=_name)
+def test_a_page_runs_and_prints_what_it_shows(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": _name(page)}
+    for language, content, line, shown in _blocks(page):
+        if language != "python":
+            continue
+        program = compile("\n" * line + content, _name(page), "exec", dont_inherit=True)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(program, namespace)
+        if not _same(printed.getvalue(), shown):
+            pytest.fail(f"{_name(page)}, line {line}: shown\n{shown}\nbut printed\n{printed.getvalue()}")
+
+
+def _run_example(name: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    path = ROOT / "examples" / name
+    monkeypatch.setattr(sys, "argv", [str(path)])
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(str(path), run_name="__main__")
+    return printed.getvalue()
+
+
+def test_own_rule_keeps_the_laws_and_survives_a_broken_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, plain, clipped = _run_example("own_rule.py", monkeypatch).splitlines()
+    assert first == "ClippedACE keeps every law"
+    accuracy = {line.split(":")[0]: _value(_NUMBER.findall(line)[0]) for line in (plain, clipped)}
+    assert accuracy["ClippedACE"] > 0.9
+    assert accuracy["ACE"] < 0.75
+
+
+def test_the_rule_on_the_page_is_the_one_in_the_examples() -> None:
+    example = (ROOT / "examples" / "own_rule.py").read_text(encoding="utf-8")
+    shown = [content for language, content, _, _ in _blocks(ROOT / "docs" / "adding-a-rule.md") if language == "python"]
+    classes = [block[block.index("@dataclass") :].strip() for block in shown if "class ClippedRule" in block]
+    assert len(classes) == 1
+    assert classes[0] in example
+
+
+def test_own_task_serves_every_hospital(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = _run_example("own_task.py", monkeypatch).splitlines()
+    assert [line.split()[0] for line in lines] == ["ACE", "FedBuff"]
+    for line in lines:
+        accuracy, slow, _ = map(_value, _NUMBER.findall(line))
+        assert accuracy > 0.85, line
+        assert slow > 0.85, line
+
+
+def _commands(page: Path) -> list[str]:
+    blocks = [content for language, content, _, _ in _blocks(page) if language == "console"]
+    return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_commands_exist(page: Path) -> None:
+    from acefl.commands.app import app
+
+    group = typer.main.get_command(app)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for line in _commands(page):
+        words = shlex.split(line.partition("   #")[0])
+        if words[0] == "make":
+            assert {word for word in words[1:] if "=" not in word} <= targets, line
+        elif words[0] == "acefl":
+            command = group.commands.get(words[1])  # type: ignore[attr-defined]
+            assert command is not None, line
+            known = {option for parameter in command.params for option in parameter.opts}
+            given = {word.partition("=")[0] for word in words[2:] if word.startswith("--")}
+            assert given <= known | {"--help"}, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_links_and_named_programs_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for link in _LINK.findall(_FENCE.sub("", text)):
+        if "://" not in link:
+            assert (page.parent / link).exists(), link
+    for module in re.findall(r"python -m (benchmarks\.\w+)", text):
+        assert importlib.util.find_spec(module) is not None, module
+    for program in re.findall(r"(?:python |`)((?:examples|docs|benchmarks)/[\w./-]+\.py)", text):
+        assert (ROOT / program).exists(), program
+
+
+def test_pictures_are_small() -> None:
+    for picture in (ROOT / "docs" / "figures").glob("*.png"):
+        assert picture.stat().st_size < 200_000, picture.name
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_COLOR": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "site" / "index.html").exists()
