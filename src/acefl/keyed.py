@@ -17,12 +17,16 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-def _signed(x: int) -> int:
+Keys = list[int] | torch.Tensor  # keys as Python integers, or as a tensor of their 64 bits where the work is done
+
+
+def signed(x: int) -> int:
+    """The same 64 bits as torch's int64 holds them."""
     return x - (1 << 64) if x >= 1 << 63 else x
 
 
 _MUL_A, _MUL_B = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_MUL_A_SIGNED, _MUL_B_SIGNED, _GOLDEN_SIGNED = _signed(_MUL_A), _signed(_MUL_B), _signed(_GOLDEN)
+_MUL_A_SIGNED, _MUL_B_SIGNED, _GOLDEN_SIGNED = signed(_MUL_A), signed(_MUL_B), signed(_GOLDEN)
 
 
 def key(*parts: int) -> int:
@@ -41,10 +45,11 @@ def uniform(key_: int) -> float:
     return ((key_ >> 12) + 0.5) * 2.0**-52
 
 
-def bits(keys: list[int], count: int, device: torch.device | str = "cpu") -> torch.Tensor:
+def bits(keys: Keys, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """For each key, `count` independent 63-bit non-negative integers: shape (len(keys), count)."""
-    start = torch.tensor([_signed(k) for k in keys], dtype=torch.int64, device=device).unsqueeze(1)
-    x = start + torch.arange(1, count + 1, dtype=torch.int64, device=device) * _GOLDEN_SIGNED
+    if not isinstance(keys, torch.Tensor):
+        keys = torch.tensor([signed(k) for k in keys], dtype=torch.int64, device=device)
+    x = keys.unsqueeze(1) + torch.arange(1, count + 1, dtype=torch.int64, device=keys.device) * _GOLDEN_SIGNED
     x = (x ^ _shift(x, 30)) * _MUL_A_SIGNED
     x = (x ^ _shift(x, 27)) * _MUL_B_SIGNED
     return (x ^ _shift(x, 31)) & 0x7FFFFFFFFFFFFFFF
@@ -55,7 +60,7 @@ def _shift(x: torch.Tensor, by: int) -> torch.Tensor:
     return (x >> by) & ((1 << (64 - by)) - 1)
 
 
-def normal(keys: list[int], count: int, device: torch.device | str = "cpu") -> torch.Tensor:
+def normal(keys: Keys, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """For each key, `count` independent standard normal float32 numbers (Box and Muller)."""
     half = (count + 1) // 2
     u = (bits(keys, 2 * half, device) >> 11).to(torch.float64).add_(0.5).mul_(2.0**-52)
@@ -64,7 +69,7 @@ def normal(keys: list[int], count: int, device: torch.device | str = "cpu") -> t
     return torch.cat((radius * angle.cos(), radius * angle.sin()), dim=1)[:, :count].to(torch.float32)
 
 
-def choose(keys: list[int], count: int, sizes: torch.Tensor) -> torch.Tensor:
+def choose(keys: Keys, count: int, sizes: torch.Tensor) -> torch.Tensor:
     """For each key, `count` draws with replacement from range(size): shape (len(keys), count).
 
     The remainder's bias is below size / 2**63.

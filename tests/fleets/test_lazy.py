@@ -103,3 +103,14 @@ def test_saved_work_goes_on_bit_for_bit(taken: tuple[int, ...]) -> None:
     again.load_state_dict(work.state_dict())
     for task_id in set(range(11)) - set(taken):
         assert torch.equal(again.take(task_id), work.take(task_id))
+
+
+def test_with_a_limit_what_is_due_soonest_is_computed_first() -> None:
+    task = CountingTask(2)
+    work = LazyWork(task)
+    for task_id, due in ((20, 5.0), (21, 1.0), (22, 3.0), (23, 2.0)):
+        work.add(task_id, 0, 200 + task_id, task.initial(), task_id, due)
+    work.take(21)
+    assert task.calls == [[(0, 221), (0, 223)]]
+    work.take(20)
+    assert task.calls[1] == [(0, 220), (0, 222)]

@@ -62,13 +62,13 @@ def test_the_softmax_carries_its_ridge_and_the_mlp_none(softmax: TorchTask, mlp:
     """At w the gradient of (1e-3 / 2) |w|^2 is 1e-3 w: seen where the data's gradient is the same."""
     for task, ridge in ((softmax, 1e-3), (mlp, 0.0)):
         model = torch.randn(task.initial().shape, generator=torch.Generator().manual_seed(0))
-        data_only = task.compute(*task._minibatches(model.unsqueeze(0), [3], [77]))
+        data_only = task.compute(model.unsqueeze(0), [3], [77])
         torch.testing.assert_close(task.updates(model.unsqueeze(0), [3], [77]), data_only + ridge * model)
 
 
 def test_minibatches_are_twenty_draws_with_replacement_from_the_clients_own_rows(softmax: TorchTask) -> None:
     client = min(range(100), key=softmax.samples.__getitem__)  # fewer rows than a batch, so some come twice
-    _, inputs, targets = softmax._minibatches(softmax.initial().unsqueeze(0), [client], [5])
+    inputs, targets = softmax._draw([client], [5])
     assert inputs.shape == (1, 20, 64)  # type: ignore[attr-defined]
     start = sum(softmax.samples[:client])
     own = softmax._inputs[start : start + softmax.samples[client]]

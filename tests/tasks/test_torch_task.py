@@ -134,7 +134,7 @@ def test_an_update_is_the_gradient_that_plain_torch_computes(make: Callable[[], 
     task = classification(make)
     torch.manual_seed(0)
     module = make()
-    _, inputs, targets = task._minibatches(task.initial().unsqueeze(0), [2], some_keys(1))
+    inputs, targets = task._draw([2], some_keys(1))
     if isinstance(inputs, dict):
         output = module(**{name: values[0] for name, values in inputs.items()})
     else:
@@ -213,7 +213,7 @@ def test_one_local_step_of_rate_one_is_the_gradient(ridge: float) -> None:
 def test_local_steps_are_a_plain_torch_loop(optimizer: Callable[..., torch.optim.Optimizer]) -> None:
     task = classification(mlp, local=LocalSteps(5, optimizer), ridge=0.2)
     start = some_models(task, 1)
-    _, inputs, targets = task._minibatches(start, [1], some_keys(1), steps=5)
+    inputs, targets = task._draw([1], some_keys(1), steps=5)
     module = mlp()
     nn.utils.vector_to_parameters(start[0].clone(), module.parameters())
     trainer = optimizer(module.parameters())
@@ -229,7 +229,7 @@ def test_local_steps_are_a_plain_torch_loop(optimizer: Callable[..., torch.optim
 
 def test_local_steps_see_different_samples_at_each_step() -> None:
     task = classification(softmax, local=LocalSteps(3, functools.partial(torch.optim.SGD, lr=0.1)))
-    _, inputs, _ = task._minibatches(task.initial().unsqueeze(0), [2], [1], steps=3)
+    inputs, _ = task._draw([2], [1], steps=3)
     first, second, third = inputs[0].split(6)  # type: ignore[index]
     assert not torch.equal(first, second)
     assert not torch.equal(second, third)
@@ -413,6 +413,7 @@ def test_evaluation_in_parts_is_evaluation_at_once(monkeypatch: pytest.MonkeyPat
 )
 def test_what_cannot_work_is_refused_in_one_line(settings: dict[str, Any], message: str) -> None:
     working = {
+        "compute": "one-by-one",
         "model": softmax(),
         "loss": nn.CrossEntropyLoss(),
         "clients": [(torch.ones(2, FEATURES), torch.ones(2).long())],

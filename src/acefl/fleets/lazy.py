@@ -1,10 +1,13 @@
 """Work that is computed late and together.
 
 When a task will finish never depends on what it computes. So a dispatched task only remembers its model; the first
-arrival whose update is missing makes all waiting tasks be computed in one batched call.
+arrival whose update is missing makes waiting tasks be computed in one batched call, those due soonest first. A task
+that takes no batches (one gradient fills the device) computes nothing before it is needed.
 """
 
 from __future__ import annotations
+
+import heapq
 
 import torch
 
@@ -21,18 +24,18 @@ class LazyWork:
     def __init__(self, task: Task) -> None:
         self._task = task
         self._models: dict[int, Vector] = {}
-        self._waiting: dict[int, tuple[int, int, int]] = {}  # task id -> (model version, client, key)
+        self._waiting: dict[int, tuple[float, int, int, int]] = {}  # task id -> (due, model version, client, key)
         self._done: dict[int, Vector] = {}
 
-    def add(self, task_id: int, client: int, key: int, model: Vector, version: int) -> None:
+    def add(self, task_id: int, client: int, key: int, model: Vector, version: int, due: float = 0.0) -> None:
         if version not in self._models:
             self._models[version] = model.clone()
-        self._waiting[task_id] = (version, client, key)
+        self._waiting[task_id] = (due, version, client, key)
 
     def take(self, task_id: int) -> Vector:
-        """The task's update; computes everything that is waiting if it is not there yet."""
-        if task_id not in self._done:
-            self._compute()
+        """The task's update; computed, with others that are waiting, if it is not there yet."""
+        if task_id in self._waiting:
+            self._compute(task_id)
         return self._done.pop(task_id)
 
     def drop(self, task_id: int) -> None:
@@ -40,18 +43,20 @@ class LazyWork:
         self._waiting.pop(task_id, None)
         self._done.pop(task_id, None)
 
-    def _compute(self) -> None:
-        waiting = list(self._waiting.items())
-        limit = self._task.batch_limit
-        for start in range(0, len(waiting), limit):
-            part = waiting[start : start + limit]
-            models = torch.stack([self._models[version] for _, (version, _, _) in part])
-            updates = self._task.updates(models, [client for _, (_, client, _) in part], [k for _, (_, _, k) in part])
-            copy = updates.shape[1] > _COPY_ROWS_ABOVE and len(part) > 1
-            for (task_id, _), update in zip(part, updates.unbind(0), strict=True):
-                self._done[task_id] = update.clone() if copy else update
-        self._waiting.clear()
-        self._models.clear()
+    def _compute(self, wanted: int) -> None:
+        part = list(self._waiting.items())
+        if len(part) > self._task.batch_limit:
+            part = heapq.nsmallest(
+                self._task.batch_limit, part, key=lambda item: (item[0] != wanted, item[1][0], item[0])
+            )
+        models = torch.stack([self._models[version] for _, (_, version, _, _) in part])
+        updates = self._task.updates(models, [client for _, (_, _, client, _) in part], [k for _, (*_, k) in part])
+        copy = updates.shape[1] > _COPY_ROWS_ABOVE and len(part) > 1
+        for (task_id, _), update in zip(part, updates.unbind(0), strict=True):
+            self._done[task_id] = update.clone() if copy else update
+            del self._waiting[task_id]
+        still = {version for _, version, _, _ in self._waiting.values()}
+        self._models = {version: model for version, model in self._models.items() if version in still}
 
     def state_dict(self) -> State:
         return {
@@ -63,5 +68,7 @@ class LazyWork:
     def load_state_dict(self, state: State) -> None:
         device = self._task.initial().device
         self._models = {int(version): model.to(device) for version, model in state["models"].items()}
-        self._waiting = {task_id: (version, client, key) for task_id, version, client, key in state["waiting"]}
+        self._waiting = {
+            task_id: (due, version, client, key) for task_id, due, version, client, key in state["waiting"]
+        }
         self._done = {int(task_id): update.to(device) for task_id, update in state["done"].items()}

@@ -79,7 +79,7 @@ class SimulatedFleet:
         self._tasks += 1
         when = self.now + self.durations.of(client, visit)
         heapq.heappush(self._heap, (when, task_id, client, version))
-        self._work.add(task_id, client, work_key(self._seed, client, visit), model, version)
+        self._work.add(task_id, client, work_key(self._seed, client, visit), model, version, when)
 
     def next(self) -> list[Arrival | Lost]:
         if self._lost:

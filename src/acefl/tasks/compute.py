@@ -12,18 +12,23 @@ import torch
 from torch.func import grad, vmap
 from torch.utils._pytree import tree_map
 
+from acefl import keyed
 from acefl.types import Vector
 
 Batch = object  # a tensor or a (nested) dict, list or tuple of tensors
 Loss = Callable[[Vector, Batch, torch.Tensor], torch.Tensor]  # (flat model, inputs, targets) -> scalar
 
 
+Draw = Callable[[list[int], list[int]], tuple[Batch, torch.Tensor]]  # clients, keys -> their minibatches
+Gather = Callable[[torch.Tensor, torch.Tensor], tuple[Batch, torch.Tensor]]  # the same, from tensors on the device
+
+
 class Gradients(Protocol):
-    """Gradients of many models, each on its own minibatch."""
+    """Gradients of many models, each on a minibatch of its own client's data."""
 
     name: str
 
-    def __call__(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> torch.Tensor: ...
+    def __call__(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor: ...
 
 
 class OneByOne:
@@ -31,10 +36,14 @@ class OneByOne:
 
     name = "one-by-one"
 
-    def __init__(self, gradient: Callable[[Vector, Batch, torch.Tensor], Vector]) -> None:
-        self._gradient = gradient
+    def __init__(self, gradient: Callable[[Vector, Batch, torch.Tensor], Vector], draw: Draw) -> None:
+        self._gradient, self._draw = gradient, draw
 
-    def __call__(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
+    def __call__(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
+        return self.over(models, *self._draw(clients, keys))
+
+    def over(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
+        """The same over samples that are given."""
         rows = [
             self._gradient(models[k], tree_map(lambda t, k=k: t[k], inputs), targets[k]) for k in range(len(models))
         ]
@@ -50,26 +59,27 @@ class Together:
 
     name = "together"
 
-    def __init__(self, loss: Loss) -> None:
-        self._batched = vmap(grad(_plain(loss)))
-        self._ready: dict[tuple[int, ...], Callable[..., torch.Tensor]] = {}
+    def __init__(self, loss: Loss, draw: Draw) -> None:
+        self._batched, self._draw = vmap(grad(_plain(loss))), draw
+        self._traced: dict[int, Callable[..., torch.Tensor]] = {}
 
-    def __call__(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
-        count = len(models)
-        size = 1 << (count - 1).bit_length()
+    def __call__(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
+        count, size = len(models), _padded(len(models))
         if size != count:
-            index = torch.arange(size, device=models.device)
-            index[count:] = 0
-            models, targets = models[index], targets[index]
-            inputs = tree_map(lambda t: t[index], inputs)
-        key = (size, *targets.shape[1:])
-        call = self._ready.get(key)
-        if call is None:
-            call = self._ready[key] = self._prepare(models, inputs, targets)
-        with torch.no_grad():
-            return call(models, inputs, targets)[:count].clone()
+            spare = size - count
+            models = torch.cat((models, models[:1].expand(spare, -1)))
+            clients, keys = clients + clients[:1] * spare, keys + keys[:1] * spare
+        return self.over(models, *self._draw(clients, keys))[:count]
 
-    def _prepare(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> Callable[..., torch.Tensor]:
+    def over(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
+        """The same over samples that are given; every number of models costs a trace of its own."""
+        traced = self._traced.get(len(models))
+        if traced is None:
+            traced = self._traced[len(models)] = self._trace(models, inputs, targets)
+        with torch.no_grad():
+            return traced(models, inputs, targets)
+
+    def _trace(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> Callable[..., torch.Tensor]:
         from torch.fx.experimental.proxy_tensor import make_fx
 
         traced = make_fx(self._batched)(models, inputs, targets)
@@ -78,36 +88,62 @@ class Together:
         return traced
 
 
-class Replayed(Together):
-    """On a GPU: `vmap` over stacked models, captured once per batch size as a CUDA graph and replayed.
+class Replayed:
+    """On a GPU: drawing minibatches and computing gradients, captured once per batch size as a CUDA graph and replayed.
 
-    A replay costs the device its arithmetic and the host one launch, where eager code costs hundreds.
+    A replay costs the device its arithmetic and the host one launch, where eager code costs hundreds. Models that fill
+    the device are given one at a time (the task's batch limit is then 1), smaller ones are stacked under `vmap`.
     """
-
-    name = "cuda-graph-together"
-
-    def _prepare(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> Callable[..., torch.Tensor]:
-        return _capture(self._batched, models, inputs, targets)
-
-
-class ReplayedOneByOne:
-    """On a GPU: a single gradient captured as a CUDA graph and replayed per client, for models that fill the device."""
 
     name = "cuda-graph"
 
-    def __init__(self, loss: Loss) -> None:
-        self._gradient = grad(_plain(loss))
-        self._ready: dict[tuple[int, ...], Callable[..., torch.Tensor]] = {}
+    def __init__(self, loss: Loss, gather: Gather) -> None:
+        self._gradient, self._gather = grad(_plain(loss)), gather
+        self._captured: dict[int, _Captured] = {}
 
-    def __call__(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
-        key = tuple(targets.shape[1:])
-        out = torch.empty_like(models)
-        for k in range(len(models)):
-            own = (models[k], tree_map(lambda t, k=k: t[k], inputs), targets[k])
-            if key not in self._ready:
-                self._ready[key] = _capture(self._gradient, *own)
-            out[k] = self._ready[key](*own)
-        return out
+    def __call__(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
+        size = _padded(len(models))
+        if size not in self._captured:
+            self._captured[size] = _Captured(self._one if size == 1 else self._many, size, models)
+        return self._captured[size].replay(models, clients, keys)
+
+    def _many(self, models: torch.Tensor, clients: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        gradients: torch.Tensor = vmap(self._gradient)(models, *self._gather(clients, keys))
+        return gradients
+
+    def _one(self, models: torch.Tensor, clients: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        inputs, targets = self._gather(clients, keys)
+        gradient: Vector = self._gradient(models[0], tree_map(lambda t: t[0], inputs), targets[0])
+        return gradient.unsqueeze(0)
+
+
+class _Captured:
+    """A CUDA graph on static buffers for so many models. Rows beyond those given keep what an earlier call left."""
+
+    def __init__(self, compute: Callable[..., torch.Tensor], size: int, models: torch.Tensor) -> None:
+        self._models = models[:1].repeat(size, 1)
+        self._who = torch.zeros(2, size, dtype=torch.int64, device=models.device)  # clients and keys
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                compute(self._models, *self._who)
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._out = compute(self._models, *self._who)
+
+    def replay(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
+        count = len(models)
+        self._models[:count].copy_(models)
+        self._who[:, :count].copy_(torch.tensor([clients, [keyed.signed(k) for k in keys]]), non_blocking=True)
+        self._graph.replay()
+        return self._out[:count].clone()
+
+
+def _padded(count: int) -> int:
+    """The next power of two: a handful of batch sizes serves every count."""
+    return 1 << (count - 1).bit_length()
 
 
 def _plain(loss: Loss) -> Loss:
@@ -117,26 +153,3 @@ def _plain(loss: Loss) -> Loss:
         return loss(model, inputs, targets)
 
     return plain
-
-
-def _capture(
-    gradient: Callable[..., torch.Tensor], models: torch.Tensor, inputs: Batch, targets: torch.Tensor
-) -> Callable[..., torch.Tensor]:
-    """The gradient function as a CUDA graph on static buffers. What it returns is overwritten by the next call."""
-    static = tree_map(torch.clone, (models, inputs, targets))
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            gradient(*static)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = gradient(*static)
-
-    def replay(*fresh: object) -> torch.Tensor:
-        tree_map(lambda buffer, new: buffer.copy_(new), static, fresh)
-        graph.replay()
-        return out
-
-    return replay

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, default_collate
 from acefl import keyed
 from acefl.errors import InvalidInput, one_of, require
 from acefl.tasks.base import Evaluation
-from acefl.tasks.compute import Batch, Gradients, OneByOne, Replayed, ReplayedOneByOne, Together
+from acefl.tasks.compute import Batch, Gradients, OneByOne, Replayed, Together
 from acefl.types import Vector
 
 COMPUTE = ("auto", "one-by-one", "together")
@@ -107,9 +107,9 @@ class TorchTask:
         self._ridge = ridge
         self._load(clients, test)
         self._judged = self._first_of_each_client(evaluate_on)  # None: all of it
-        self.batch_limit = 1 << (max(1, min(64, 2**24 // len(self._flat))).bit_length() - 1)
         self._random_forward = self._draws_random_numbers()
         self.compute = self._choose(compute)
+        self.batch_limit = self._most_at_once()
 
     def _load(self, clients: Sequence[ClientData], test: ClientData | None) -> None:
         """Put all data on the device once, clients one after another, so that a minibatch is a gather."""
@@ -134,7 +134,7 @@ class TorchTask:
 
     def _draws_random_numbers(self) -> bool:
         """Whether a gradient uses torch's generators, as dropout does: tried, since no list of layers is complete."""
-        _, inputs, targets = self._minibatches(self._initial.unsqueeze(0), [0], [0])
+        inputs, targets = self._draw([0], [0])
         with torch.random.fork_rng(devices=self._cuda_devices):
             before = self._generator_states()
             self._gradient(self._initial, tree_map(lambda t: t[0], inputs), targets[0])
@@ -149,24 +149,32 @@ class TorchTask:
         return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._cuda_devices)]
 
     def _choose(self, compute: str) -> Gradients:
-        together = self._local is None and not self._random_forward
+        batches = self._local is None and not self._random_forward
         if compute == "together":
-            require(together, "compute='together' allows neither local steps nor a random forward pass such as dropout")
-            return Together(self._functional_loss)
+            require(batches, "compute='together' allows neither local steps nor a random forward pass such as dropout")
+            return Together(self._functional_loss, self._draw)
         candidate: Gradients
-        if self.device.type == "cuda" and compute == "auto" and together:
-            small = len(self._flat) <= _TOGETHER_UP_TO_ON_GPU
-            candidate = Replayed(self._functional_loss) if small else ReplayedOneByOne(self._functional_loss)
-        elif compute == "auto" and together and len(self._flat) <= _TOGETHER_UP_TO:
-            candidate = Together(self._functional_loss)
+        if compute == "auto" and batches and self.device.type == "cuda":
+            candidate = Replayed(self._functional_loss, self._gather)
+        elif compute == "auto" and batches and len(self._flat) <= _TOGETHER_UP_TO:
+            candidate = Together(self._functional_loss, self._draw)
         else:
-            return OneByOne(self._gradient)
+            return OneByOne(self._gradient, self._draw)
         try:
-            candidate(*self._minibatches(self._initial.unsqueeze(0), [0], [0]))
+            candidate(self._initial.unsqueeze(0), [0], [0])
         except Exception as error:  # whatever a user's module does that cannot be traced or captured
             log.info("gradients are computed one by one: %s does not work here (%s)", candidate.name, error)
-            return OneByOne(self._gradient)
+            return OneByOne(self._gradient, self._draw)
         return candidate
+
+    def _most_at_once(self) -> int:
+        """How many gradients to compute in one call: one, where batching gains nothing."""
+        if isinstance(self.compute, OneByOne):
+            return 1
+        on_gpu = self.device.type == "cuda"
+        if on_gpu and len(self._flat) > _TOGETHER_UP_TO_ON_GPU:
+            return 1
+        return 1 << (max(1, min(64, 2**24 // len(self._flat))).bit_length() - 1)
 
     def describe(self) -> dict[str, Any]:
         return dict(self._description)
@@ -182,15 +190,17 @@ class TorchTask:
             rows = [self._seeded(model, client, k) for model, client, k in zip(models, clients, keys, strict=True)]
             gradients = torch.stack(rows)
         else:
-            gradients = self.compute(*self._minibatches(models, clients, keys))
+            gradients = self.compute(models, clients, keys)
         return gradients.add_(models, alpha=self._ridge) if self._ridge else gradients
 
-    def _minibatches(
-        self, models: torch.Tensor, clients: list[int], keys: list[int], steps: int = 1
-    ) -> tuple[torch.Tensor, Batch, torch.Tensor]:
-        index = torch.tensor(clients, device=self.device)
-        rows = keyed.choose(keys, steps * self._batch, self._counts[index]) + self._offsets[index].unsqueeze(1)
-        return models, tree_map(lambda t: t[rows], self._inputs), self._targets[rows]
+    def _draw(self, clients: list[int], keys: list[int], steps: int = 1) -> tuple[Batch, torch.Tensor]:
+        """A minibatch (or one for each of several steps) per client, from its key alone."""
+        signed = torch.tensor([keyed.signed(k) for k in keys], device=self.device)
+        return self._gather(torch.tensor(clients, device=self.device), signed, steps)
+
+    def _gather(self, clients: torch.Tensor, keys: torch.Tensor, steps: int = 1) -> tuple[Batch, torch.Tensor]:
+        rows = keyed.choose(keys, steps * self._batch, self._counts[clients]) + self._offsets[clients].unsqueeze(1)
+        return tree_map(lambda t: t[rows], self._inputs), self._targets[rows]
 
     def _views(self, flat: Vector) -> list[torch.Tensor]:
         return [part.view(shape) for part, shape in zip(flat.split(self._sizes), self._shapes, strict=True)]
@@ -222,13 +232,13 @@ class TorchTask:
 
     def _seeded(self, model: Vector, client: int, key: int) -> Vector:
         """One gradient whose forward pass is random (dropout)."""
-        models, inputs, targets = self._minibatches(model.unsqueeze(0), [client], [key])
+        inputs, targets = self._draw([client], [key])
         with self._keyed_generator(key):
-            return self._gradient(models[0], tree_map(lambda t: t[0], inputs), targets[0])
+            return self._gradient(model, tree_map(lambda t: t[0], inputs), targets[0])
 
     def _train(self, model: Vector, client: int, key: int) -> Vector:
         assert self._local is not None
-        _, inputs, targets = self._minibatches(model.unsqueeze(0), [client], [key], self._local.steps)
+        inputs, targets = self._draw([client], [key], self._local.steps)
         self._flat.copy_(model)
         optimizer = self._local.optimizer(self._parameters)
         with self._keyed_generator(key):
@@ -268,7 +278,7 @@ class TorchTask:
             if together and count < limit <= len(owner):  # one size, one trace
                 part = torch.cat((part, part[:1].expand(limit - count)))
             batch = (tree_map(lambda t, p=part: t[rows[p]], self._inputs), weights[part])
-            of_pieces = self._in_pieces(models[owner[part]], batch, self._targets[rows[part]])
+            of_pieces = self._in_pieces.over(models[owner[part]], batch, self._targets[rows[part]])
             gradients.index_add_(0, owner[part[:count]], of_pieces[:count])
         return gradients.add_(models, alpha=self._ridge) if self._ridge else gradients
 
@@ -304,10 +314,10 @@ class TorchTask:
         return owner, rows, (place < counts) / counts
 
     @functools.cached_property
-    def _in_pieces(self) -> Gradients:
+    def _in_pieces(self) -> Together | OneByOne:
         if isinstance(self.compute, Together):
-            return Together(self._weighted_loss)
-        return OneByOne(self._weighted_gradient)
+            return Together(self._weighted_loss, self._draw)
+        return OneByOne(self._weighted_gradient, self._draw)
 
     def _weighted_loss(self, flat: Vector, batch: Any, targets: torch.Tensor) -> torch.Tensor:
         inputs, weights = batch
