@@ -219,7 +219,7 @@ def test_run_is_the_run_that_compare_makes_bit_for_bit(acefl_command: Terminal) 
     compared = acefl.load("acefl-compare/runs/ACED_tau=20-seed4")
     flags = ["--method", "ACED(tau=20)", "--lr", "0.1", "--seed", "4"]
     result = acefl_command.json("run", *TINY, *flags, "--out", "lone")
-    assert result["final"] == compared.final
+    assert result["final"].items() <= compared.final.items()  # compare also measures influence
     saved = acefl.load("lone")
     assert saved.model.equal(compared.model)
     assert saved.participation == result["participation"] == compared.participation
