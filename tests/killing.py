@@ -7,16 +7,18 @@ and before any library has started a thread, so that a life costs milliseconds a
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,19 +34,20 @@ from acefl import Every, InvalidInput, record, simulate, tasks
 from acefl.checkpoint import Checkpoints
 
 EVERY = Every(arrivals=10)
-LONGER = 2.0  # than the run without checkpoints: about what writing them and the record takes
-MOST_LIVES = 6
-ARRIVALS = 150
+LONGER = 1.5  # a life may last so many times what the run takes without checkpoints: most end before it does
+MOST_LIVES = 3  # of one run
+ARRIVALS = 100
+CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "fcntl.flock")
 WARM = (pd, pyarrow.parquet, safetensors.torch)  # loaded here, so that no life spends its time on it
 
 
-def in_a_child(job: Callable[[], None]) -> int:
+def in_a_child(job: Callable[..., None], *arguments: Any) -> int:
     """Start a job in a process of its own; returns its id."""
     child = os.fork()
     if child:
         return child
     try:
-        job()
+        job(*arguments)
         os._exit(0)
     except BaseException:
         traceback.print_exc()
@@ -55,9 +58,11 @@ def ended(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def live(rule: str, scenario: str, room: Path) -> None:
+def live(rule: str, scenario: str, room: Path, arrivals: int = ARRIVALS, die_before: int | None = None) -> None:
     """One life: start the run, or go on with it; its last deed is to write down how it ended."""
     where = room / "run"
+    if die_before is not None:
+        die_before_change(die_before)
     with suppress(InvalidInput, FileNotFoundError):
         at = Checkpoints(where / record.CHECKPOINT).load()["simulation"]
         with open(room / "resumed-at", "a") as log:
@@ -65,7 +70,7 @@ def live(rule: str, scenario: str, room: Path) -> None:
     try:
         run = acefl.resume(where)
     except InvalidInput:  # there is nothing yet to go on with; if there is, the next line refuses to overwrite it
-        how = resumable.settings(rule, scenario, room, ARRIVALS)
+        how = resumable.settings(rule, scenario, room, arrivals)
         run = simulate(tasks.build(resumable.TASK), **how, out=where, checkpoint=EVERY)
     loaded = acefl.load(where)
     assert torch.equal(loaded.model, run.model)
@@ -73,9 +78,9 @@ def live(rule: str, scenario: str, room: Path) -> None:
     (room / "fingerprint.json").write_text(json.dumps(resumable.fingerprint(run)))
 
 
-def never_killed(rule: str, scenario: str, room: Path) -> None:
+def never_killed(rule: str, scenario: str, room: Path, arrivals: int = ARRIVALS) -> None:
     """The run without checkpoints."""
-    run = simulate(tasks.build(resumable.TASK), **resumable.settings(rule, scenario, room, ARRIVALS))
+    run = simulate(tasks.build(resumable.TASK), **resumable.settings(rule, scenario, room, arrivals))
     (room / "fingerprint.json").write_text(json.dumps(resumable.fingerprint(run)))
 
 
@@ -84,28 +89,25 @@ def outcome(room: Path) -> Any:
 
 
 def kill_often(kills: int, seed: int) -> dict[str, Any]:
-    """Go through all rules and scenarios in random order until so many lives have ended in SIGKILL."""
+    """Go through rules and scenarios until so many lives have ended in SIGKILL."""
     draw = random.Random(seed)
     killed, runs, resumed_at, different = 0, 0, [], []
-    cases: list[tuple[str, str]] = []
+    cases = _cases(draw)
     seen: set[tuple[str, str]] = set()
     began = time.perf_counter()
     while killed < kills:
-        if not cases:
-            cases = [(rule, scenario) for rule in resumable.RULES for scenario in resumable.SCENARIOS]
-            draw.shuffle(cases)
-        rule, scenario = cases.pop()
+        rule, scenario = next(cases)
         room = Path(tempfile.mkdtemp(prefix="acefl-kill-"))
         try:
             started = time.perf_counter()
-            if ended(in_a_child(lambda: never_killed(rule, scenario, room))):  # noqa: B023
+            if ended(in_a_child(never_killed, rule, scenario, room)):
                 raise SystemExit(f"{rule}, {scenario}: the run failed without being killed")
             lasts = LONGER * (time.perf_counter() - started)
             expected = outcome(room)
             (room / "fingerprint.json").unlink()
             lives = 0
             while True:
-                child = in_a_child(lambda: live(rule, scenario, room))  # noqa: B023
+                child = in_a_child(live, rule, scenario, room)
                 lives += 1
                 if lives < MOST_LIVES and killed < kills:
                     time.sleep(draw.uniform(0, lasts))
@@ -129,24 +131,74 @@ def kill_often(kills: int, seed: int) -> dict[str, Any]:
         "cases": len(seen),
         "of cases": len(resumable.RULES) * len(resumable.SCENARIOS),
         "resumed after arrivals": {
-            "never": kills - len(resumed_at),
+            "no checkpoint": kills - len(resumed_at),
             "0": resumed_at.count(0),
-            **{f"up to {50 * k}": sum(50 * k - 50 < at <= 50 * k for at in resumed_at) for k in (1, 2, 3)},
+            **{f"up to {25 * k}": sum(25 * k - 25 < at <= 25 * k for at in resumed_at) for k in (1, 2, 3, 4)},
         },
         "seed": seed,
         "seconds": round(time.perf_counter() - began, 1),
     }
 
 
+def _cases(draw: random.Random) -> Iterator[tuple[str, str]]:
+    """Every rule once, in random order, then every rule once with its next scenario, and so on without end."""
+    rules, scenarios = list(resumable.RULES), list(resumable.SCENARIOS)
+    for turn in itertools.count():
+        draw.shuffle(rules)
+        for rule in rules:
+            yield rule, scenarios[(list(resumable.RULES).index(rule) + turn) % len(scenarios)]
+
+
+def kill_before_every_change_of_a_file(rule: str, scenario: str, arrivals: int) -> dict[str, Any]:
+    """For each change of a file that a run makes, from claiming its directory to the end: kill it just before that."""
+    different, changes = [], 0
+    room = Path(tempfile.mkdtemp(prefix="acefl-kill-"))
+    try:
+        ended(in_a_child(never_killed, rule, scenario, room, arrivals))
+        expected = outcome(room)
+        while True:
+            shutil.rmtree(room / "run", ignore_errors=True)
+            (room / "fingerprint.json").unlink()
+            code = ended(in_a_child(live, rule, scenario, room, arrivals, changes))
+            if code == -signal.SIGKILL:
+                changes += 1
+                code = ended(in_a_child(live, rule, scenario, room, arrivals))
+                killed = True
+            else:
+                killed = False
+            if code or outcome(room) != expected:
+                different.append(changes)
+            if not killed:
+                return {"kills": changes, "different": different}
+    finally:
+        shutil.rmtree(room, ignore_errors=True)
+
+
+def die_before_change(number: int) -> None:
+    """Have the interpreter's audit hook kill this process before its so many-th change of a file."""
+    changes = itertools.count()
+
+    def hear(event: str, details: tuple[Any, ...]) -> None:
+        writes = event == "open" and isinstance(details[2], int) and details[2] & (os.O_WRONLY | os.O_RDWR)
+        if (writes or event in CHANGES) and next(changes) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hear)
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--kills", type=int, default=50)
     arguments.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    arguments.add_argument("--every-change", nargs=2, metavar=("RULE", "SCENARIO"))
     asked = arguments.parse_args()
     torch.set_num_threads(1)
-    content = kill_often(asked.kills, asked.seed)
+    if asked.every_change:
+        content = kill_before_every_change_of_a_file(*asked.every_change, arrivals=25)
+    else:
+        content = kill_often(asked.kills, asked.seed)
     content |= {
-        "command": f"python -m tests.killing --kills {asked.kills}",
+        "command": shlex.join(["python", "-m", "tests.killing", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d"),
         "machine": record.machine(),
     }

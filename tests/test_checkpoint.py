@@ -12,6 +12,10 @@ import os
 import pickle
 import random
 import resource
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,7 @@ from tests.resumable import RULES, SCENARIOS, fingerprint
 import acefl
 from acefl import ACE, Every, InvalidInput, Stop, simulate, tasks
 from acefl.checkpoint import MOST_FILES, Checkpoints
+from acefl.cli import main
 from acefl.record import Events
 from acefl.simulation import Simulation
 from acefl.state import Named, Parts, blocks, lending
@@ -686,3 +691,50 @@ def test_another_machine_is_mentioned(tmp_path: Path, caplog: pytest.LogCaptureF
     finally:
         torch.set_num_threads(1)
     assert "resumed on another machine (threads 1 -> 2): the result may differ in the last bits" in caplog.text
+
+
+class TestCommandLine:
+    SETTINGS = ("run", "--task", "quadratic", "--clients", "5", "--dim", "3", "--arrivals", "20000", "--lr", "0.1")
+
+    def test_an_interrupted_run_says_how_to_go_on_and_goes_on(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        where = tmp_path / "a run"
+        command = [sys.executable, "-m", "acefl", *self.SETTINGS, "--out", str(where), "--checkpoint-every", "500"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            while process.poll() is None and len(list(where.glob("checkpoint/*.safetensors"))) < 3:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate()
+        assert process.returncode == 130
+        assert err.splitlines()[-1] == f"error: interrupted; go on with: acefl run --resume '{where}'"
+        assert main(["run", "--resume", str(where), "--json"]) == 0
+        resumed = json.loads(capsys.readouterr().out)
+        assert (where / "report.html").exists()
+        assert main([*self.SETTINGS, "--json"]) == 0
+        expected = json.loads(capsys.readouterr().out)
+        for name in ("final", "steps", "arrivals", "uploads", "time", "participation", "rule", "task"):
+            assert resumed[name] == expected[name], name
+        assert resumed["directory"] == str(where)
+
+    @pytest.mark.parametrize(
+        ("arguments", "line"),
+        [
+            (
+                ["--resume", "DIR", "--lr", "1"],
+                "--lr is given beside --resume, which takes all settings from the record",
+            ),
+            (["--resume", "DIR", "--seed", "0"], "--seed is given beside --resume"),
+            (["--resume", "DIR"], "DIR holds no run, neither an interrupted nor a finished one"),
+            (["--lr", "1", "--checkpoint-every", "5"], "--checkpoint-every needs --out DIR"),
+            (["--lr", "1", "--checkpoint-every", "0", "--out", "DIR"], "--checkpoint-every"),
+            ([], "Missing option '--lr'"),
+        ],
+    )
+    def test_what_is_wrong_is_said_in_one_line(
+        self, arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["run", *arguments]) == 2
+        said = capsys.readouterr()
+        assert (said.out, said.err.count("\n")) == ("", 1)
+        assert line in said.err

@@ -14,7 +14,7 @@ from concurrent.futures import BrokenExecutor
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from acefl.errors import AceflError
+from acefl.errors import AceflError, Interrupted
 
 if TYPE_CHECKING:
     import click
@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _fail(_with_help(error), WRONG_INPUT)
     except KeyboardInterrupt:  # while the lines above were being loaded; click catches later ones
         code = INTERRUPTED
+    except Interrupted as interruption:
+        return _fail(str(interruption), INTERRUPTED)
     except AceflError as error:
         return _fail(str(error), WRONG_INPUT)
     except OSError as error:

@@ -9,6 +9,10 @@ class InvalidInput(AceflError, ValueError):
     """A setting, file or argument is wrong: one line naming what is wrong and what is allowed."""
 
 
+class Interrupted(AceflError):
+    """A person ended a run that can be gone on with: one line saying how."""
+
+
 class NothingInFlight(AceflError):
     """No client is at work and none can be sent work, so a run cannot go on."""
 

@@ -74,11 +74,11 @@ class Parts:
     def _take(self, value: Any, path: str) -> Any:
         if value is None or isinstance(value, bool | int | str):
             return value
-        if isinstance(value, Integral):  # numpy's
-            return int(value)
-        if isinstance(value, Real):
+        if isinstance(value, float | Real) and not isinstance(value, Integral):
             number = float(value)
             return number if math.isfinite(number) else {"$float": str(number)}
+        if isinstance(value, Integral):  # numpy's
+            return int(value)
         if isinstance(value, list):
             return [self._take(part, f"{path}/{place}") for place, part in enumerate(value)]
         if isinstance(value, torch.Tensor):

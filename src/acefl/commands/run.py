@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import click
 import typer
 from rich.table import Table
 
 from acefl.commands import options
 from acefl.commands.flatten import with_options
+from acefl.errors import Interrupted, InvalidInput, require
 
 if TYPE_CHECKING:
     from acefl.record import Run
@@ -22,14 +26,15 @@ def run(
     scenario: options.ScenarioOptions,
     stop: options.StopOptions,
     lr: Annotated[
-        float,
+        float | None,
         typer.Option(
             metavar="X",
             help="The server's learning rate; acefl tune finds one",
             callback=options.check_rate,
             rich_help_panel=options.RATE,
+            show_default=False,
         ),
-    ],
+    ] = None,
     method: options.Method = "ACE",
     seed: options.Seed = 0,
     evaluations: options.Evaluations = 50,
@@ -39,6 +44,25 @@ def run(
             metavar="DIR",
             help="Where to write the run and its report; replaces an earlier record",
             rich_help_panel=options.OUTPUT,
+        ),
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Save the state in --out after every N uploads, so that a killed run can be resumed",
+            rich_help_panel=options.OUTPUT,
+            show_default=False,
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Go on with the interrupted run in DIR, whose settings are recorded there",
+            rich_help_panel=options.OUTPUT,
+            show_default=False,
         ),
     ] = None,
     json: options.Json = False,
@@ -51,36 +75,56 @@ def run(
       acefl run --lr 0.25
       acefl run --method 'FedBuff(buffer=5)' --lr 0.5 --seed 7 --out runs/fedbuff
       acefl run --task quadratic --dim 20 --lr 0.1 --time 500 --json
+      acefl run --lr 0.25 --out runs/long --checkpoint-every 1000
+      acefl run --resume runs/long
     """
-    from acefl import record, report, simulate
+    from acefl import Every, record, report, simulate
+    from acefl import resume as go_on
     from acefl.commands import show
     from acefl.commands.prepare import prepare
 
-    if out is not None:
-        record.refuse_foreign(out)
-    [rule] = options.parse_methods([method])
-    ready = prepare(task, scenario, stop, [rule], seed)
+    folder: Path | None
+    foretold: dict[str, list[str]] = {}
     with contextlib.ExitStack() as whole:
-        folder = whole.enter_context(record.whole_directory(out)) if out is not None else None
-        if not json:
-            show.foretell(ready)
-        with show.fraction_bar(method, quiet=json) as progress:
-            finished = simulate(
-                ready.task,
-                rule,
-                lr=lr,
-                scenario=ready.scenario,
-                stop=ready.stop,
-                seed=seed,
-                out=folder,
-                evaluations=evaluations,
-                progress=progress,
-            )
+        if resume is not None:
+            _refuse_settings_beside_resume()
+            out = folder = resume
+            whole.enter_context(_telling_how_to_go_on(out))
+            with show.fraction_bar("resumed", quiet=json) as progress:
+                finished = go_on(resume, progress=progress)
+        else:
+            if lr is None:
+                raise click.UsageError("Missing option '--lr'", click.get_current_context())
+            require(out is not None or checkpoint_every is None, "--checkpoint-every needs --out DIR to write to")
+            if out is not None:
+                record.refuse_foreign(out)
+            [rule] = options.parse_methods([method])
+            ready = prepare(task, scenario, stop, [rule], seed)
+            foretold = {"expectation": ready.expectation, "warnings": ready.warnings}
+            folder = out
+            if out is not None and checkpoint_every is None:
+                folder = whole.enter_context(record.whole_directory(out))
+            elif out is not None:
+                whole.enter_context(_telling_how_to_go_on(out))
+            if not json:
+                show.foretell(ready)
+            with show.fraction_bar(method, quiet=json) as progress:
+                finished = simulate(
+                    ready.task,
+                    rule,
+                    lr=lr,
+                    scenario=ready.scenario,
+                    stop=ready.stop,
+                    seed=seed,
+                    out=folder,
+                    evaluations=evaluations,
+                    progress=progress,
+                    checkpoint=Every(arrivals=checkpoint_every) if checkpoint_every else None,
+                )
         if folder is not None:
             report.build(folder)
     if json:
-        result = {**finished.config, **finished.summary, "participation": finished.participation}
-        result |= {"expectation": ready.expectation, "warnings": ready.warnings}
+        result = {**finished.config, **finished.summary, "participation": finished.participation, **foretold}
         if out is not None:
             result |= {"directory": out, "report": out / "report.html"}
         show.print_json(result)
@@ -90,6 +134,23 @@ def run(
         show.warn("the model diverged and the run ended early: try a smaller --lr")
     if out is not None:
         show.path("report", out / "report.html")
+
+
+def _refuse_settings_beside_resume() -> None:
+    """A setting that would be ignored is a mistake."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        given = context.get_parameter_source(option.name or "") is not click.core.ParameterSource.DEFAULT
+        if given and option.name not in ("resume", "json"):
+            raise InvalidInput(f"{option.opts[0]} is given beside --resume, which takes all settings from the record")
+
+
+@contextlib.contextmanager
+def _telling_how_to_go_on(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; go on with: acefl run --resume {shlex.quote(str(out))}") from None
 
 
 def _final(run: Run) -> Table:
