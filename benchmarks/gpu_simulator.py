@@ -97,6 +97,7 @@ def main() -> None:
         "digits MLP": (digits_shaped(), 5000, 20.0),
         "CNN 0.5M": (images(small_cnn()), 3000, 6.0),
         "ResNet-18 GroupNorm": (images(resnet18()), 400, 2.5),
+        "ResNet-18 GroupNorm bf16 channels-last": (images(resnet18(), bf16=True, channels_last=True), 400, 2.5),
         "ResNet-18 BatchNorm bf16 channels-last": (
             images(resnet18(norm="batch"), bf16=True, channels_last=True),
             600,

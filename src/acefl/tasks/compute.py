@@ -88,6 +88,9 @@ class Together:
         return traced
 
 
+_CAPTURED_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # padding costs a GPU real work, a capture little
+
+
 class Replayed:
     """On a GPU: drawing minibatches and computing gradients, captured once per batch size as a CUDA graph and replayed.
 
@@ -102,7 +105,7 @@ class Replayed:
         self._captured: dict[int, _Captured] = {}
 
     def __call__(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
-        size = _padded(len(models))
+        size = next(size for size in _CAPTURED_SIZES if size >= len(models))
         if size not in self._captured:
             self._captured[size] = _Captured(self._one if size == 1 else self._many, size, models)
         return self._captured[size].replay(models, clients, keys)

@@ -83,7 +83,8 @@ class Quadratic:
 
     def mean_gradient(self, model: Vector) -> Vector:
         """The exact gradient of the mean over clients of their losses, in double precision."""
-        return self.mean_hessian @ (model.double() - self.solution)
+        gradient: Vector = self.mean_hessian @ (model.double() - self.solution)
+        return gradient
 
     def evaluate(self, model: Vector) -> Evaluation:
         away = model.double() - self.solution
