@@ -16,9 +16,11 @@ from acefl.search import COARSE, FINE, MOST_EXTENSIONS, LearningRateSearch
 
 def searched(score: Callable[[float], float], centre: float = 0.25) -> LearningRateSearch:
     search = LearningRateSearch(centre)
-    while not search.done:
+    for _ in range(100):
         for rate in search.ask():
+            assert rate not in search.scores
             search.tell(rate, score(rate))
+    assert search.done
     return search
 
 

@@ -76,7 +76,7 @@ class Scenario:
     spread: float = 1.0
     slow: str = "last"
     fixed: float = 0.0
-    trace: str | None = None  # CSV with columns client,duration: replaces law, delay and spread
+    trace: str | None = None  # CSV with columns client,duration: replaces delay to fixed
     concurrency: int | None = None  # clients at work at once; None: all
     dropout: float = 0.0  # fraction of clients that leave ...
     dropout_at: float = 0.5  # ... at this fraction of the budget ...
