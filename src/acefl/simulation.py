@@ -347,10 +347,16 @@ def configuration(
             "stop": dataclasses.asdict(stop),
             "clients": task.clients,
             "dim": dim,
+            "compute": {"strategy": _strategy(task), "at_once": task.batch_limit},
             "machine": machine(),
         }
     )
     return config
+
+
+def _strategy(task: Task) -> str:
+    """How the task's gradients are computed; a task that says nothing has a way of its own."""
+    return str(getattr(getattr(task, "compute", None), "name", "own"))
 
 
 def settings_of(rule: RuleSettings) -> dict[str, Any]:
