@@ -284,7 +284,7 @@ class Federation:
     def _refused_before(self) -> None:
         """Put what never became an arrival into the same books."""
         for refusal in self.fleet.refusals():
-            self.server.refused[refusal.reason] += 1
+            self.server.count_refusal(refusal.client, refusal.reason)
             nothing = Arrival(refusal.client, self.server.model, refusal.trained_on, self.server.version, -1)
             self.events.add(self.fleet.now, nothing, refusal.reason)
             self.events.travelled(refusal.trip)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from acefl import rules, tasks
+from acefl.admission import NormLimit
 from acefl.checkpoint import Every
 from acefl.errors import InvalidInput, require
 from acefl.record import Run, load, machine, plain
@@ -37,7 +38,9 @@ def run_resumably(
         simulation = begin()
         for observer in simulation.observers:
             known = hasattr(observer, "state_dict") and hasattr(observer, "load_state_dict")
-            require(known, f"{type(observer).__name__} cannot be saved: an observer needs state_dict and load_state_dict")
+            require(
+                known, f"{type(observer).__name__} cannot be saved: an observer needs state_dict and load_state_dict"
+            )
         settings = _settings(simulation, every)
         directory.begin({"run": settings, "simulation": None})
         return _run(simulation, settings, every, directory, progress)
@@ -126,6 +129,7 @@ def _build(settings: State, task: Task | None, rule: RuleSettings | None, observ
         seed=config["seed"],
         evaluations=settings["evaluations"],
         observers=observers,
+        norm_limit=NormLimit(**config["norm_limit"]) if "norm_limit" in config else None,
     )
     given = plain(simulation.config)
     for what in ("task", "method", "rule", "clients", "dim"):

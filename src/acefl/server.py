@@ -32,6 +32,7 @@ class Server:
         self.version = 0
         self.accepted = 0
         self.refused: Counter[str] = Counter()
+        self.refused_by_client: dict[int, Counter[str]] = {}  # those of unknown clients together as -1
         self.participation = [0] * clients
         self.rule = rule
         self.lr = lr
@@ -47,7 +48,8 @@ class Server:
     def handle(self, events: Sequence[Arrival | Lost]) -> bool:
         """Take in what came and step at most once; True if the model changed."""
         if len(events) == 1 and self._advance is not None and isinstance(events[0], Arrival):
-            stepped = self._admit(events[0]) and self._advance(events[0], self.model, self.lr)
+            admitted = self._admit(events[0])
+            stepped = admitted is not None and self._advance(admitted, self.model, self.lr)
         else:
             stepped = any([self._take(event) for event in events])
             if stepped:
@@ -84,25 +86,37 @@ class Server:
             if self.warming and self.participation[event.client] == 0:
                 self.forget(event.client)
             return False
-        return self._admit(event) and self.rule.absorb(event)
+        admitted = self._admit(event)
+        return admitted is not None and self.rule.absorb(admitted)
 
-    def _admit(self, arrival: Arrival) -> bool:
+    def _admit(self, arrival: Arrival) -> Arrival | None:
+        """The arrival as the rule may see it (the gate may have shortened its update), or None: refused."""
         reason = self._gate.refusal(arrival, self.version)
         if reason:
-            self.refused[reason] += 1
+            self.count_refusal(arrival.client, reason)
         else:
             self.accepted += 1
             self.participation[arrival.client] += 1
+            arrival = self._gate.shortened(arrival)
         if self._on_arrival is not None:
             self._on_arrival(arrival, reason)
-        return not reason
+        return None if reason else arrival
+
+    def count_refusal(self, client: int, reason: str) -> None:
+        """Put a refusal into the books; ids nobody has share one entry, so that inventing them costs no memory."""
+        self.refused[reason] += 1
+        known = client if 0 <= client < len(self.participation) else -1
+        self.refused_by_client.setdefault(known, Counter())[reason] += 1
 
     def state_dict(self) -> State:
         return {
             "model": self.model.clone(),
             "version": self.version,
             "accepted": self.accepted,
-            "refused": dict(self.refused),
+            "refused": {
+                "reasons": dict(self.refused),
+                "clients": [[client, dict(reasons)] for client, reasons in self.refused_by_client.items()],
+            },
             "participation": list(self.participation),
             "rule": self.rule.state_dict(),
             "gate": self._gate.state_dict(),
@@ -111,7 +125,8 @@ class Server:
     def load_state_dict(self, state: State) -> None:
         self.model.copy_(state["model"])
         self.version, self.accepted = int(state["version"]), int(state["accepted"])
-        self.refused = Counter(state["refused"])
+        self.refused = Counter(state["refused"]["reasons"])
+        self.refused_by_client = {client: Counter(reasons) for client, reasons in state["refused"]["clients"]}
         self.participation = list(state["participation"])
         self._gate.clients = len(self.participation)
         self.rule.load_state_dict(state["rule"])

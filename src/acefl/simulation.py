@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from acefl.admission import Gate
+from acefl.admission import Gate, NormLimit
 from acefl.errors import require
 from acefl.fleets.simulated import SimulatedFleet, simulated_fleet
 from acefl.loop import run
@@ -65,10 +65,12 @@ def simulate(
     observers: Sequence[Observer] = (),
     progress: Progress | None = None,
     checkpoint: Every | None = None,
+    norm_limit: NormLimit | None = None,
 ) -> Run:
     """Train `task` by `rule` in virtual time, evaluating `evaluations` times at even shares of the budget.
 
-    The same arguments give the same run, bit for bit. With `out` the run is also saved there. With `checkpoint` its
+    The same arguments give the same run, bit for bit. With `norm_limit` the server refuses or clips updates that are
+    out of line with the other clients'. With `out` the run is also saved there. With `checkpoint` its
     state is saved there now and then: if the process is killed, `acefl.resume(out)` goes on as if it had not been.
     """
 
@@ -82,6 +84,7 @@ def simulate(
             seed=seed,
             evaluations=evaluations,
             observers=observers,
+            norm_limit=norm_limit,
         )
 
     if checkpoint is not None:
@@ -112,10 +115,17 @@ class Simulation:
         seed: int = 0,
         evaluations: int = 50,
         observers: Sequence[Observer] = (),
+        norm_limit: NormLimit | None = None,
     ) -> None:
         require(evaluations >= 1, f"evaluations is {evaluations}; allowed: at least 1")
+        differences = getattr(rule, "sends_differences", False)
+        require(
+            not (differences and norm_limit),
+            f"norm_limit with {label(rule)}, whose clients send changes: one left out or cut would stay missing in the "
+            "sum; allowed: methods whose clients send whole updates",
+        )
         self.task, self.settings, self.scenario, self.stop = task, rule, scenario, stop
-        self.fleet = simulated_fleet(task, scenario, seed, differences=getattr(rule, "sends_differences", False))
+        self.fleet = simulated_fleet(task, scenario, seed, differences=differences)
         self.events = Events()
         self.observers = list(observers)
         model = task.initial()
@@ -124,10 +134,12 @@ class Simulation:
             rule.build(task.clients, model, task.samples),
             lr,
             task.clients,
-            gate=Gate(task.clients, model, finite=not model.is_cuda),
+            gate=Gate(task.clients, model, finite=not model.is_cuda, norm=norm_limit),
             on_arrival=partial(_note, self.fleet, self.events, self.observers),
         )
         self.config = configuration(task, rule, lr, scenario, stop, seed, model.numel())
+        if norm_limit is not None:
+            self.config["norm_limit"] = dataclasses.asdict(norm_limit)
         self.evaluations = evaluations
         self.watcher = Watcher(task, self.fleet, evaluations)
         self._leavers = dropouts(scenario, task.clients, seed)
