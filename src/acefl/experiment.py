@@ -173,7 +173,7 @@ def compare(
             "stop": dataclasses.asdict(stop),
             "seeds": list(seeds),
             "methods": [_recorded(contender, seeds) for contender in contenders],
-            "command": _command(),
+            "command": command_line("acefl.compare(...)"),
             "machine": machine(),
             "wall_seconds": time.perf_counter() - began,
         }
@@ -182,8 +182,9 @@ def compare(
     return Path(out)
 
 
-def _command() -> str:
-    return shlex.join(["acefl", *sys.argv[1:]]) if Path(sys.argv[0]).name == "acefl" else "acefl.compare(...)"
+def command_line(otherwise: str) -> str:
+    """What a person typed to get here, or how a program would have."""
+    return shlex.join(["acefl", *sys.argv[1:]]) if Path(sys.argv[0]).name == "acefl" else otherwise
 
 
 def _recorded(contender: _Contender, seeds: Sequence[int]) -> dict[str, Any]:

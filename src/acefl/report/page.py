@@ -45,13 +45,14 @@ def render(comparison: Comparison) -> str:
     """A comparison's page as text; the same files give the same bytes."""
     table = tables.table_of(comparison)
     comparison = _in_order(comparison, list(table["method"]))
+    looks = style.looks(comparison.methods)
     return assemble(
         title=comparison.title,
         subtitle=_subtitle(comparison),
         sentences=headline.sentences(comparison),
         table=_table(table, comparison),
         notes=_notes(comparison),
-        legend=_legend(comparison),
+        legend=legend({method.label: looks[method.label] for method in comparison.methods}),
         figures=figures.of(comparison),
         provenance=provenance.section(comparison),
     )
@@ -113,7 +114,7 @@ def _table(table: pd.DataFrame, comparison: Comparison) -> str:
     head = "".join(f"<th>{escape(str(column))}</th>" for column in text.columns)
     rows = []
     for position, label in enumerate(text["method"]):
-        cells = [f'<th scope="row">{_swatch(looks[label])}{escape(label)}</th>']
+        cells = [f'<th scope="row">{swatch(looks[label])}{escape(label)}</th>']
         for column in text.columns[1:]:
             cell = escape(str(text.at[position, column]))
             cells.append(f'<td class="best">{cell}</td>' if marks.at[position, column] else f"<td>{cell}</td>")
@@ -128,7 +129,7 @@ def _notes(comparison: Comparison) -> str:
     return " ".join([spread, bold, "; ".join(meanings) + "."])
 
 
-def _swatch(look: style.Look) -> str:
+def swatch(look: style.Look) -> str:
     """A short piece of the method's line, as an image drawn in place."""
     dashes = {"dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "11 4", "longdashdot": "11 3 2 3"}
     return (
@@ -137,14 +138,14 @@ def _swatch(look: style.Look) -> str:
     )
 
 
-def _legend(comparison: Comparison) -> str:
-    if len(comparison.methods) < 2:
+def legend(looks: dict[str, style.Look]) -> str:
+    """A button per method that shows or hides it in all figures."""
+    if len(looks) < 2:
         return ""
-    looks = style.looks(comparison.methods)
     chips = "".join(
-        f'<button type="button" aria-pressed="true" data-method="{escape(method.label)}">'
-        f"{_swatch(looks[method.label])}{escape(method.label)}</button>"
-        for method in comparison.methods
+        f'<button type="button" aria-pressed="true" data-method="{escape(label)}">'
+        f"{swatch(look)}{escape(label)}</button>"
+        for label, look in looks.items()
     )
     return f'<nav class="legend" aria-label="Methods shown in the figures">{chips}</nav>'
 

@@ -1,0 +1,213 @@
+"""The figures of `acefl diagnose`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+
+from acefl import convergence
+from acefl.report import influence, style
+from acefl.report.diagnosis import Diagnosis, slopes
+from acefl.report.drawing import Figure, Panel, line, numbers, solid_first
+
+TERMS = {"noise": "sampling noise ‖A‖²", "bias": "participation bias ‖B‖²", "delay": "delay error ‖C‖²"}
+COLOURS = {"noise": "#9aa5b1", "delay": "#4c8fc4", "bias": style.SIGNAL}  # in the order they are stacked
+
+
+def of(found: Diagnosis) -> list[Figure]:
+    """The figures of the parts that were asked for."""
+    drawn = [_stacked(found), _by_term(found), _influence(found), _heat(found), _rates(found)]
+    return [figure for figure in drawn if figure is not None]
+
+
+def _curves(found: Diagnosis, name: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """A term over arrivals per method, mean over seeds."""
+    assert found.methods is not None
+    curves = {}
+    for method in found.methods.methods:
+        measured = pd.concat([run.metrics[run.metrics[name].notna()] for run in method.runs if name in run.metrics])
+        means = measured.groupby("arrival")[name].mean()
+        curves[method.label] = means.index.to_numpy(float), means.to_numpy(float)
+    return curves
+
+
+def _range(values: list[np.ndarray]) -> tuple[float, float]:
+    """What a log axis shows: the largest value, and five orders of magnitude below it at the most."""
+    together = np.concatenate(values)
+    top = float(together.max())
+    return max(float(together[together > 0].min()), top * 1e-5), top
+
+
+def _stacked(found: Diagnosis) -> Figure | None:
+    if found.methods is None:
+        return None
+    curves = {name: _curves(found, name) for name in COLOURS}
+    low, high = _range([y for name in COLOURS for _, y in curves[name].values()])
+    low, high = low / 2, high * 2
+    panels = []
+    for method in found.methods.methods:
+        x = curves["noise"][method.label][0]
+        under = np.full(len(x), low)
+        traces = []
+        for name, colour in COLOURS.items():
+            over = np.maximum(under + curves[name][method.label][1], low)
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines",
+                    "name": TERMS[name],
+                    "x": numbers([*x, *x[::-1]]),
+                    "y": numbers([*over, *under[::-1]]),
+                    "fill": "toself",
+                    "fillcolor": colour,
+                    "line": {"width": 0},
+                    "hoverinfo": "name",
+                }
+            )
+            under = over
+        layout = style.layout(
+            "arrivals",
+            "squared norm (log scale)",
+            height=300,
+            xaxis={"nticks": 5, "tickformat": ",d"},
+            yaxis=style.log_ticks(low, high) | {"range": [math.log10(low), math.log10(high)]},
+        )
+        panels.append(Panel(method.label, traces, layout, note=f"lr {method.lr:.3g}"))
+    caption = (
+        "Squared norms of the three error terms of single updates, one on top of the other, on a log scale: grey, "
+        "sampling noise; blue, delay; red, participation bias. What is on top on a log scale rules: a red area as tall "
+        "as the others together is many times larger. Each method at its own learning rate."
+    )
+    return Figure("stacked", "What an update's error is made of", caption, panels, columns=3)
+
+
+def _by_term(found: Diagnosis) -> Figure | None:
+    if found.methods is None:
+        return None
+    panels = []
+    for name, title in {**TERMS, "mse": "error of the update ‖u − ∇F‖²"}.items():
+        curves = _curves(found, name)
+        low, high = _range([y for _, y in curves.values()])
+        lines = [
+            line(label, found.looks[label], x, np.where(y < low * 0.99, np.nan, y)) for label, (x, y) in curves.items()
+        ]
+        layout = style.layout(
+            "arrivals",
+            "squared norm (log scale)",
+            height=340,
+            xaxis={"nticks": 5, "tickformat": ",d"},
+            yaxis=style.log_ticks(low, high),
+            hovermode="x unified",
+        )
+        gone = [label for label, (_, y) in curves.items() if float(y.max()) < low]
+        panels.append(Panel(title, solid_first(lines), layout, note=f"{', '.join(gone)}: none" if gone else ""))
+    caption = (
+        "The same, one term per panel. A method that is missing has none of it, to the rounding of the arithmetic."
+    )
+    return Figure("terms", "The methods, term by term", caption, panels, columns=2)
+
+
+def _influence(found: Diagnosis) -> Figure | None:
+    return influence.figure(found.methods) if found.methods is not None else None
+
+
+def _heat(found: Diagnosis) -> Figure | None:
+    cells = found.amplification
+    if cells is None:
+        return None
+    panels = []
+    for name in ("bias", "delay"):
+        low, high = _range([cells[name].to_numpy(float)])
+        for label in found.labels:
+            table = cells[cells["method"] == label].pivot_table(index="heterogeneity", columns="spread", values=name)
+            values = table.to_numpy(float)
+            shown = np.log10(np.maximum(values, low))
+            trace = {
+                "type": "heatmap",
+                "x": [f"{spread:g}×" for spread in table.columns],
+                "y": [f"{heterogeneity:g}" for heterogeneity in table.index],
+                "z": [numbers(row) for row in shown],
+                "text": [["none" if value < low / 100 else f"{value:.1g}" for value in row] for row in values],
+                "texttemplate": "%{text}",
+                "zmin": math.log10(low),
+                "zmax": math.log10(high),
+                "colorscale": [[0, "#eef3f8"], [0.5, "#e8b06a"], [1, "#b3261e"]],
+                "showscale": False,
+                "xgap": 2,
+                "ygap": 2,
+                "hovertemplate": "spread %{x}, heterogeneity %{y}: %{text}<extra></extra>",
+            }
+            layout = style.layout(
+                "spread of speeds",
+                "heterogeneity of data",
+                height=250,
+                xaxis={"type": "category", "showgrid": False},
+                yaxis={"type": "category", "showgrid": False},
+            )
+            panels.append(Panel(f"{TERMS[name]}: {label}", [trace], layout))
+    caption = (
+        "Quadratics on which both are known exactly; means over the second half of each run, one colour scale per "
+        "term. To the right the slowest client falls behind, upwards clients' optima lie further apart; speed goes "
+        "with data. All methods move at the same pace per arrival."
+    )
+    return Figure("amplification", "Heterogeneity amplification", caption, panels, columns=3)
+
+
+def _rates(found: Diagnosis) -> Figure | None:
+    if found.rate is None:
+        return None
+    looks = {"ACE": style.Look("#0072B2", "solid"), "ASGD": style.Look("#D55E00", "solid"), **found.looks}
+    fitted = {(r["task"], r["method"], r["against"], r["over"]): r for r in slopes(found).to_dict("records")}
+    panels = []
+    for (task, against), points in cast(Any, found.rate.groupby(["task", "against"], sort=False)):
+        traces, notes = [], []
+        for method, of_method in points.groupby("method", sort=False):
+            look = looks.get(str(method), style.Look(style.NEUTRAL, "solid"))
+            for over, symbol in (("whole", "circle"), ("second_half", "circle-open")):
+                means = of_method.groupby(against)[over].mean()
+                marker = {
+                    "color": look.colour,
+                    "size": 9,
+                    "symbol": symbol,
+                    "line": {"width": 1.5, "color": look.colour},
+                }
+                dash = "solid" if over == "whole" else "dot"
+                name = f"{method}, {'whole run' if over == 'whole' else 'second half'}"
+                traces.append(
+                    line(name, style.Look(look.colour, dash), means.index, means, mode="lines+markers", marker=marker)
+                )
+                slope = fitted[task, method, against, over]
+                notes.append(f"{name}: {slope['slope']:.2f} ({slope['low']:.2f} to {slope['high']:.2f})")
+        traces.append(_reference(points, str(against)))
+        layout = style.layout(
+            "number of steps T" if against == "T" else "number of clients n",
+            "mean ‖∇F(w)‖² (log scale)",
+            height=380,
+            xaxis=style.log_ticks(float(points[against].min()), float(points[against].max())),
+            yaxis=style.log_ticks(
+                float(points[["whole", "second_half"]].min().min()), float(points[["whole", "second_half"]].max().max())
+            ),
+        )
+        panels.append(Panel(f"{task}, against {against}", traces, layout, note="slopes: " + "; ".join(notes)))
+    caption = (
+        "Mean over steps of the squared norm of the true gradient, with lr = c √(n/T), mean over seeds: filled, over "
+        "the whole run, as in the paper's theorem; open, over its second half. Grey dashes: the predicted slope of "
+        "−1/2. Slopes are fitted to all seeds, with 95 % intervals."
+    )
+    return Figure("rate", "The convergence claim", caption, panels, columns=2)
+
+
+def _reference(points: pd.DataFrame, against: str) -> dict[str, Any]:
+    ends = np.asarray([points[against].min(), points[against].max()], dtype=float)
+    ace = points[(points["method"] == "ACE") & (points[against] == ends[0])]["whole"]
+    start = float((ace if len(ace) else points["whole"]).mean()) * 1.6
+    return line(
+        "slope −1/2",
+        style.Look(style.NEUTRAL, "dash"),
+        ends,
+        start * (ends / ends[0]) ** convergence.PREDICTED,
+        hoverinfo="skip",
+    )
