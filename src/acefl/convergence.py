@@ -114,10 +114,13 @@ class Slope:
 
 def fit(x: Sequence[float], y: Sequence[float]) -> Slope:
     """The exponent k of y = a x^k: least squares in log-log axes, and the interval from its residuals."""
-    from scipy.stats import linregress
     from scipy.stats import t as student
 
     require(len(set(x)) >= 2 and len(x) >= 3, "a slope needs at least three points at two places")
-    line = linregress(np.log(x), np.log(y))
-    half = float(student.ppf(0.975, len(x) - 2)) * float(line.stderr)
-    return Slope(float(line.slope), float(line.slope) - half, float(line.slope) + half)
+    across, up = np.log(np.asarray(x, dtype=float)), np.log(np.asarray(y, dtype=float))
+    away = across - across.mean()
+    slope = float(away @ up / (away @ away))
+    left = up - up.mean() - slope * away
+    error = math.sqrt(float(left @ left) / (len(x) - 2) / float(away @ away))
+    half = float(student.ppf(0.975, len(x) - 2)) * error
+    return Slope(slope, slope - half, slope + half)

@@ -54,8 +54,8 @@ def _notes(found: Diagnosis) -> str:
         notes.append(
             "The paper's table “impact of algorithmic elements”, measured: mean squared norms over the second half of "
             "the runs. <b>noise</b> is that of one gradient, σ², over the number beside it. <b>bias</b> is ζ², the "
-            "mean squared distance of clients' gradients from their mean, times the number beside it. <b>error</b>: mean "
-            "squared distance of the update from the true gradient, whose squared norm is <b>gradient</b>. "
+            "mean squared distance of clients' gradients from their mean, times the number beside it. <b>error</b>: "
+            "mean squared distance of the update from the true gradient, whose squared norm is <b>gradient</b>. "
             "<b>clients</b>: how many count, 1 / sum of squared shares of influence."
         )
     if found.amplification is not None:
