@@ -73,7 +73,7 @@ def test_everything_is_recorded(compared: Path) -> None:
     assert content["seeds"] == [0, 1]
     assert [method["label"] for method in content["methods"]] == ["ACE", "FedBuff(buffer=3)"]
     for method in content["methods"]:
-        scores = {trial["lr"]: trial["client_loss"] for trial in method["tuning"]}
+        scores = {trial["lr"]: trial["score"] for trial in method["tuning"]}
         assert len(scores) >= 7
         assert method["lr"] == min(scores, key=lambda rate: (scores[rate], rate))
         for seed, path in enumerate(method["runs"]):
@@ -91,9 +91,9 @@ def test_rates_are_tuned_on_a_seed_that_is_not_reported(compared: Path) -> None:
         run = acefl.simulate(
             task, ACE(), lr=trial["lr"], scenario=SMALL["scenario"], stop=SMALL["stop"], seed=TUNING_SEED
         )
-        assert run.final["gap"] == trial["client_loss"]
+        assert run.final["gap"] == trial["score"]
     search = tune(TASK, ACE(), scenario=SMALL["scenario"], stop=SMALL["stop"], workers=1)
-    assert sorted(search.scores.items()) == [(trial["lr"], trial["client_loss"]) for trial in tuning]
+    assert sorted(search.scores.items()) == [(trial["lr"], trial["score"]) for trial in tuning]
 
 
 def test_a_given_rate_is_not_tuned(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_given_rate_is_not_tuned(tmp_path: Path) -> None:
 def test_a_rate_that_diverges_scores_nothing(tmp_path: Path) -> None:
     out = small(tmp_path / "wild", methods=[ASGD()], lr_centre=64.0, seeds=(0,), stop=Stop(arrivals=400))
     (method,) = content_of(out)["methods"]
-    assert method["tuning"][-1]["client_loss"] is None
+    assert method["tuning"][-1]["score"] is None
     assert not acefl.load(out / method["runs"][0]).diverged
 
 

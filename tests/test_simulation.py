@@ -330,3 +330,18 @@ def test_bad_settings_are_refused_and_nothing_is_written(
     with pytest.raises(InvalidInput, match=message):
         run_of(quadratic, out=tmp_path / "run", **settings_)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("slip", "complaint"),
+    [
+        ({"rule": ACE}, r"rule is 'ACE'; allowed: .* parentheses"),
+        ({"stop": 100}, r"stop is 100; allowed: an acefl.Stop"),
+        ({"scenario": {"spread": 3.0}}, r"allowed: an acefl.Scenario"),
+        ({"task": {"name": "digits"}}, r"allowed: a task such as"),
+    ],
+)
+def test_common_slips_get_one_clear_line(slip: dict[str, Any], complaint: str) -> None:
+    arguments: dict[str, Any] = {"task": tasks.quadratic(clients=3, dim=2), "rule": ACE(), "lr": 0.1, **slip}
+    with pytest.raises(InvalidInput, match=complaint):
+        simulate(arguments.pop("task"), arguments.pop("rule"), **arguments)

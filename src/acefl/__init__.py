@@ -12,16 +12,18 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from acefl import tasks, testing
+    from acefl.admission import NormLimit
+    from acefl.attacks import attacked
     from acefl.checkpoint import Every
     from acefl.errors import AceflError, InvalidInput, NothingInFlight
     from acefl.experiment import compare, tune
     from acefl.record import Run, load
     from acefl.resuming import resume
-    from acefl.rules import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff
+    from acefl.rules import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff, RobustACE
     from acefl.server import Server
     from acefl.simulation import simulate
     from acefl.stop import Stop
-    from acefl.table import Table
+    from acefl.table import Accumulator, Table
     from acefl.timing import Scenario
     from acefl.types import Arrival, Lost, Rule, Step
 
@@ -29,6 +31,7 @@ _HOME = {
     "ACE": "rules",
     "ACED": "rules",
     "ASGD": "rules",
+    "Accumulator": "table",
     "AceflError": "errors",
     "Arrival": "types",
     "CA2FL": "rules",
@@ -37,7 +40,9 @@ _HOME = {
     "FedBuff": "rules",
     "InvalidInput": "errors",
     "Lost": "types",
+    "NormLimit": "admission",
     "NothingInFlight": "errors",
+    "RobustACE": "rules",
     "Rule": "types",
     "Run": "record",
     "Scenario": "timing",
@@ -45,6 +50,7 @@ _HOME = {
     "Step": "types",
     "Stop": "stop",
     "Table": "table",
+    "attacked": "attacks",
     "compare": "experiment",
     "load": "record",
     "resume": "resuming",
@@ -72,6 +78,7 @@ __all__ = [
     "ACED",
     "ASGD",
     "CA2FL",
+    "Accumulator",
     "AceflError",
     "Arrival",
     "DelayAdaptiveASGD",
@@ -79,7 +86,9 @@ __all__ = [
     "FedBuff",
     "InvalidInput",
     "Lost",
+    "NormLimit",
     "NothingInFlight",
+    "RobustACE",
     "Rule",
     "Run",
     "Scenario",
@@ -87,6 +96,7 @@ __all__ = [
     "Step",
     "Stop",
     "Table",
+    "attacked",
     "compare",
     "load",
     "resume",

@@ -194,7 +194,7 @@ def _recorded(contender: _Contender, seeds: Sequence[int]) -> dict[str, Any]:
         "method": type(contender.rule).__name__,
         "rule": settings_of(contender.rule),
         "lr": contender.lr,
-        "tuning": [{"lr": rate, "client_loss": score} for rate, score in tried],
+        "tuning": [{"lr": rate, "score": score} for rate, score in tried],
         "runs": [f"runs/{run_name(contender.name, seed)}" for seed in seeds],
     }
 

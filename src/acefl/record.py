@@ -104,15 +104,15 @@ class Events:
 class Run:
     """A finished run: numbers to look at, and everything a report needs."""
 
-    config: dict[str, Any]
-    metrics: list[dict[str, float]]
-    model: Vector
+    config: dict[str, Any] = field(repr=False)
+    metrics: list[dict[str, float]] = field(repr=False)
+    model: Vector = field(repr=False)
     steps: int
     arrivals: int
     time: float
-    participation: list[int]
-    clients: list[dict[str, float]]  # per client: mean_time, samples, participation, final accuracy and loss
-    events: pd.DataFrame
+    participation: list[int] = field(repr=False)
+    clients: list[dict[str, float]] = field(repr=False)  # mean_time, samples, participation, final accuracy and loss
+    events: pd.DataFrame = field(repr=False)
     refused: dict[str, int] = field(default_factory=dict)
     wall_seconds: float = 0.0
     diverged: bool = False

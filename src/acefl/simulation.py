@@ -74,6 +74,8 @@ def simulate(
     state is saved there now and then: if the process is killed, `acefl.resume(out)` goes on as if it had not been.
     """
 
+    _refuse_mixed_up(task, rule, scenario, stop)
+
     def begin() -> Simulation:
         return Simulation(
             task,
@@ -99,6 +101,18 @@ def simulate(
     if out is not None:
         finished.save(out)
     return finished
+
+
+def _refuse_mixed_up(task: Any, rule: Any, scenario: Any, stop: Any) -> None:
+    """One clear line for the slips people make: a class for its settings, a number for a budget, a name for a task."""
+    require(hasattr(task, "updates"), f"task is {task!r}; allowed: a task such as acefl.tasks.digits()")
+    built = hasattr(rule, "build") and not isinstance(rule, type)
+    name = rule.__name__ if isinstance(rule, type) else rule
+    require(built, f"rule is {name!r}; allowed: a method's settings such as acefl.ACE(), with its parentheses")
+    allowed = "an acefl.Scenario such as Scenario(spread=30.0)"
+    require(scenario is None or isinstance(scenario, Scenario), f"scenario is {scenario!r}; allowed: {allowed}")
+    allowed = "an acefl.Stop such as Stop(arrivals=1000)"
+    require(stop is None or isinstance(stop, Stop), f"stop is {stop!r}; allowed: {allowed}")
 
 
 class Simulation:

@@ -220,7 +220,7 @@ def _history(
 def _trial(method: Invented, step: int) -> dict[str, float | None]:
     """The chosen lr at step 0, worse on both sides, diverged at the largest."""
     loss = 0.12 + 2.2 * (1 - method.slow) + 0.08 * step**2
-    return {"lr": method.lr * 2.0**step, "client_loss": None if step == 2 else loss}
+    return {"lr": method.lr * 2.0**step, "score": None if step == 2 else loss}
 
 
 def _write_json(path: Path, data: dict[str, Any]) -> None:

@@ -168,7 +168,7 @@ def _method(directory: Path, path: Path, entry: Any) -> Method:
         method=str(entry.get("method") or entry["label"]),
         rule=_settings(entry, "rule", path),
         lr=_number(entry.get("lr")),
-        tuning=sorted(((float(t["lr"]), _number(t.get("client_loss"))) for t in trials), key=lambda trial: trial[0]),
+        tuning=sorted(((float(t["lr"]), _number(t.get("score"))) for t in trials), key=lambda trial: trial[0]),
         runs=[_run(directory / str(where)) for where in entry["runs"]],
     )
 

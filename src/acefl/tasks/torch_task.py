@@ -182,6 +182,14 @@ class TorchTask:
     def initial(self) -> Vector:
         return self._initial.clone()
 
+    def module(self, model: Vector) -> nn.Module:
+        """A copy of the task's `nn.Module` with this model's parameters, to use or save outside acefl."""
+        copied = copy.deepcopy(self._module).eval()
+        trained = [parameter for parameter in copied.parameters() if parameter.requires_grad]
+        for parameter, view in zip(trained, self._views(model), strict=True):
+            parameter.data = view.detach().clone()
+        return copied
+
     def updates(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
         if self._local is not None:
             rows = [self._train(model, client, k) for model, client, k in zip(models, clients, keys, strict=True)]
