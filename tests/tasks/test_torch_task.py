@@ -433,6 +433,7 @@ def test_a_task_describes_itself() -> None:
     assert classification(mlp, description={"name": "mine"}).describe() == {"name": "mine"}
 
 
+@torch.no_grad()
 def test_a_model_vector_goes_back_into_a_module() -> None:
     layers = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     layers[0].bias.requires_grad_(False)
