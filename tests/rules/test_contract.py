@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.rules.schedules import DIM, History, histories, turns_of
 
-from acefl import ACE, ACED, ASGD, CA2FL, Arrival, DelayAdaptiveASGD, FedBuff
+from acefl import ACE, ACED, ASGD, CA2FL, Arrival, DelayAdaptiveASGD, FedBuff, RobustACE
 from acefl.rules import METHODS, label
 from acefl.rules.ace import ClientMemory
 from acefl.testing import LAWS, Law
@@ -38,6 +38,8 @@ SETTINGS: list[RuleSettings] = [
     ASGD(),
     DelayAdaptiveASGD(),
     DelayAdaptiveASGD(threshold=2),
+    RobustACE(),
+    RobustACE(aggregate="trimmed", trim=0.3, warmup="seen"),
 ]
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TASK, SCENARIO, BUDGET, RATE, OUTPUT = "Task", "Scenario", "Budget", "Learning rate", "Output"  # panels of the help
 
-METHODS = ("ACE", "ACED", "CA2FL", "FedBuff", "ASGD", "DelayAdaptiveASGD")
+METHODS = ("ACE", "ACED", "CA2FL", "FedBuff", "ASGD", "DelayAdaptiveASGD", "RobustACE")
 TASKS = ("digits", "quadratic", "cifar10", "cifar100")
 PARTITIONS = ("dirichlet", "shards", "pathological", "iid")
 CLOCKS = ("event", "tick", "sampled")
@@ -160,7 +160,7 @@ Methods = Annotated[
     typer.Option(
         "--method",
         metavar="NAME",
-        help=f"One of {', '.join(METHODS)}, with settings as in 'ACED(tau=300)'; again for each [dim]\\[all six][/dim]",
+        help=f"One of {', '.join(METHODS)}, with settings as in 'ACED(tau=300)'; again for each [dim]\\[the paper's six][/dim]",
         show_default=False,
     ),
 ]

@@ -13,10 +13,11 @@ from acefl.rules.asgd import ASGD
 from acefl.rules.ca2fl import CA2FL
 from acefl.rules.delay_adaptive import DelayAdaptiveASGD
 from acefl.rules.fedbuff import FedBuff
+from acefl.rules.robust import RobustACE
 from acefl.types import RuleSettings
 
 METHODS: dict[str, type[Any]] = {
-    method.__name__: method for method in (ACE, ACED, CA2FL, FedBuff, ASGD, DelayAdaptiveASGD)
+    method.__name__: method for method in (ACE, ACED, CA2FL, FedBuff, ASGD, DelayAdaptiveASGD, RobustACE)
 }
 
 
@@ -57,4 +58,16 @@ def _unknown(text: str) -> InvalidInput:
     return InvalidInput(f"unknown method {text!r}; allowed: {', '.join(METHODS)}, with settings as in 'ACED(tau=300)'")
 
 
-__all__ = ["ACE", "ACED", "ASGD", "CA2FL", "METHODS", "DelayAdaptiveASGD", "FedBuff", "from_settings", "label", "parse"]
+__all__ = [
+    "ACE",
+    "ACED",
+    "ASGD",
+    "CA2FL",
+    "METHODS",
+    "DelayAdaptiveASGD",
+    "FedBuff",
+    "RobustACE",
+    "from_settings",
+    "label",
+    "parse",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from acefl.errors import InvalidInput
+from acefl.errors import InvalidInput, require
 from acefl.tasks.base import Evaluation, Task
 from acefl.tasks.cifar import cifar10, cifar100
 from acefl.tasks.digits import digits
@@ -22,15 +22,26 @@ TASKS: dict[str, Callable[..., Task]] = {
 
 
 def build(description: dict[str, Any]) -> Task:
-    """The task a record describes."""
+    """The task a record describes, with its hostile clients if it has an `attack`."""
     arguments = dict(description)
+    attack = arguments.pop("attack", None)
     name = arguments.pop("name", None)
     if name not in TASKS:
         raise InvalidInput(f"unknown task {name!r}; allowed: {', '.join(TASKS)}")
     try:
-        return TASKS[name](**arguments)
+        task = TASKS[name](**arguments)
+        return task if attack is None else _attacked(task, attack)
     except TypeError as error:
         raise InvalidInput(f"task {name}: {error}") from None
+
+
+def _attacked(task: Task, attack: Any) -> Task:
+    from acefl.attacks import attacked  # which stands on this package
+
+    require(
+        isinstance(attack, dict), f"attack is {attack!r}; allowed: a table with attack, fraction, seed and strength"
+    )
+    return attacked(task, **attack)
 
 
 __all__ = [
