@@ -24,7 +24,7 @@ from acefl.types import RuleSettings, Step, Vector
 log = logging.getLogger("acefl")
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]  # as for Flower's strategies: a round, here a version
-DRAIN = 10.0  # seconds for nodes to finish what they are at, once the run is over
+DRAIN = 60.0  # seconds for nodes to finish what they are at, once the run is over
 
 
 def run_async(

@@ -1,0 +1,92 @@
+"""A Flower federation on this machine, with TLS and node authentication, in which things go wrong on purpose.
+
+Four nodes train with ACED. One is ten times slower than the others. One is killed in the middle, noticed, and comes
+back. At the end there is a report: `python examples/flower-digits/demo.py [--out DIR]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from acefl.fleets.flower.loopback import Loopback, free_port
+
+HERE = Path(__file__).parent
+NODES, SLOW, KILLED = 4, 3, 2
+LEASE = 75.0  # seconds before the SuperLink lets a node that crashed come back; a supervisor would just try again
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.ERROR)
+    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    options.add_argument("--out", type=Path, default=Path("demo-flower"), help="directory of the record and its report")
+    options.add_argument("--arrivals", type=int, default=80, help="end after so many updates")
+    options.add_argument("--minutes", type=float, default=15.0, help="give up after so long")
+    given = options.parse_args()
+    out, live = given.out.resolve(), free_port()
+    until = time.monotonic() + 60 * given.minutes
+    with Loopback(out.with_name(out.name + "-processes")) as federation:
+        say(f"SuperLink on 127.0.0.1:{federation.port} with TLS and node authentication")
+        for node in range(NODES):
+            slowness = 10 if node == SLOW else 1
+            federation.start_node(node, f"partition-id={node} num-partitions={NODES} slowness={slowness}")
+        say(
+            f"{NODES} SuperNodes with registered keys; node {SLOW} is ten times slower; live page http://127.0.0.1:{live}/"
+        )
+        run = federation.run(
+            HERE,
+            {"arrivals": given.arrivals, "nodes": NODES, "work-seconds": 1.0, "out": str(out), "live": live},
+        )
+        wait_for(live, given.arrivals // 5, until)
+        federation.kill_node(KILLED)
+        killed = time.monotonic()
+        say(f"node {KILLED} killed; training goes on")
+        wait_for(live, given.arrivals // 2, until, at_least=killed + LEASE)
+        federation.restart_node(KILLED)
+        say(f"node {KILLED} started again")
+        status = federation.wait(run, max(1.0, until - time.monotonic()))
+    if status != "finished:completed":
+        print(f"the run ended as {status}; logs are in {federation.folder}", file=sys.stderr)
+        return 1
+    say(f"done: {json.loads((out / 'summary.json').read_text())['final']}")
+    print(f"The report: {out / 'report.html'}")
+    return 0
+
+
+def wait_for(port: int, arrivals: int, until: float, at_least: float = 0.0) -> None:
+    """Until so many updates have been taken in, and until `at_least`; says how it goes."""
+    shown = -1
+    while time.monotonic() < until:
+        state = look(port)
+        if state["arrivals"] // 10 != shown // 10:
+            shown = state["arrivals"]
+            counts = [client["arrivals"] for client in state["clients"]]
+            say(f"{shown} arrivals, by client {counts}, mean staleness {state['mean_staleness'] or 0:.1f}")
+        if state["arrivals"] >= arrivals and time.monotonic() >= at_least:
+            return
+        time.sleep(1.0)
+    raise SystemExit("the federation is too slow; see --minutes")
+
+
+def look(port: int) -> dict[str, Any]:
+    """What the live page shows; zeros until the ServerApp runs."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/state.json", timeout=5) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+    except OSError:
+        return {"arrivals": 0, "clients": [], "mean_staleness": 0.0}
+
+
+def say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,316 @@
+"""A whole Flower federation on this machine: a SuperLink and SuperNodes as processes of their own.
+
+For demos, tests and benchmarks. Everything binds to 127.0.0.1, on ports that are free; certificates and node keys are
+made for the occasion; and every process is in a group that ends with the federation, whatever happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import ipaddress
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from acefl.errors import AceflError
+
+SETTINGS = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds between looks for work; Flower's own default is 1
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_NUM_THREADS": "1",
+}
+NAME = "loopback"
+STARTS_WITHIN = 180.0  # seconds: generous, since a busy machine takes a minute to import everything
+
+
+class Loopback:
+    """Use as a context manager; `folder` keeps logs, keys and Flower's home.
+
+    With `simulated_nodes` the SuperLink runs apps in Flower's simulation runtime, and there are no SuperNodes.
+    """
+
+    def __init__(self, folder: Path, *, secure: bool = True, simulated_nodes: int = 0) -> None:
+        self.folder = folder.resolve()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.secure = secure
+        self._simulated_nodes = simulated_nodes
+        self.port = free_port()
+        programs = Path(sys.executable).parent
+        self._environment = {
+            **os.environ,
+            **SETTINGS,
+            "FLWR_HOME": str(self.folder / "home"),
+            "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",
+        }
+        self._programs = programs
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._node_settings: dict[int, str] = {}
+
+    def __enter__(self) -> Loopback:
+        try:
+            self._start_superlink()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start_superlink(self) -> None:
+        home = self.folder / "home"
+        home.mkdir(exist_ok=True)
+        address = f'address = "127.0.0.1:{self.port}"'
+        trust = f'root-certificates = "{self.folder / "ca.crt"}"' if self.secure else "insecure = true"
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\n{address}\n{trust}\n'
+        )
+        security = ["--insecure"]
+        if self._simulated_nodes:
+            security += ["--simulation"]
+        if self.secure:
+            make_certificates(self.folder)
+            security = [
+                *("--ssl-ca-certfile", str(self.folder / "ca.crt")),
+                *("--ssl-certfile", str(self.folder / "server.crt")),
+                *("--ssl-keyfile", str(self.folder / "server.key")),
+                "--enable-supernode-auth",
+            ]
+        self._start(
+            "superlink",
+            *("flower-superlink", *security, "--host", "127.0.0.1", "--port", str(self.port)),
+            "--disable-runtime-dependency-installation",
+        )
+        self._until(self._answers, "the SuperLink", "superlink")
+
+    def start_node(self, number: int, settings: str) -> None:
+        """Start SuperNode `number` with a node-config such as `partition-id=0 num-partitions=4`."""
+        security = ["--insecure"]
+        if self.secure:
+            key = self.folder / f"node-{number}"
+            if not key.exists():
+                make_key(key)
+                self.flwr("supernode", "register", f"{key}.pub", NAME)
+            security = ["--root-certificates", str(self.folder / "ca.crt"), "--auth-supernode-private-key", str(key)]
+        self._node_settings[number] = settings
+        self._start(
+            f"node-{number}",
+            *("flower-supernode", *security, "--superlink", f"127.0.0.1:{self.port}"),
+            *("--host", "127.0.0.1", "--port", str(free_port()), "--node-config", settings),
+        )
+
+    def kill_node(self, number: int, how: signal.Signals = signal.SIGKILL) -> None:
+        """End a node and all that it runs, as if its machine had died."""
+        self._end(f"node-{number}", how)
+
+    def restart_node(self, number: int) -> None:
+        """Start a node again with the key and the settings it had."""
+        self.start_node(number, self._node_settings[number])
+
+    def is_running(self, number: int) -> bool:
+        process = self._processes.get(f"node-{number}")
+        return process is not None and process.poll() is None
+
+    def run(self, app: Path, config: Mapping[str, Any]) -> str:
+        """Submit an app; returns the run's id."""
+        settings = ["--run-config", " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())]
+        if self._simulated_nodes:
+            settings += ["--federation-config", f"num-supernodes={self._simulated_nodes}"]
+        answer = self.flwr("run", str(app), NAME, *settings, "--format", "json")
+        return str(_json(answer)["run-id"])
+
+    def status(self, run: str) -> str:
+        """`running`, `finished:completed`, `finished:failed` and the like."""
+        answer = _json(self.flwr("list", NAME, "--run-id", run, "--format", "json"))
+        [found] = answer["runs"]
+        return str(found["status"])
+
+    def wait(self, run: str, seconds: float) -> str:
+        """Wait until a run is over; its last status. Looks at the SuperLink's log, since `flwr list` takes seconds."""
+        until = time.monotonic() + seconds
+        while not re.search(rf"Finished task \d+ of run {run}", self.log("superlink")):
+            if time.monotonic() > until:
+                raise AceflError(f"run {run} is not over after {seconds:g} s:\n{self.log('superlink')}")
+            time.sleep(0.3)
+        return self.status(run)
+
+    def log(self, name: str) -> str:
+        """What a process has printed: `superlink` (with the ServerApp's output) or `node-N`."""
+        return (self.folder / f"{name}.log").read_text("utf-8", "replace")
+
+    def flwr(self, *arguments: str) -> str:
+        """Run a flwr command; what it printed."""
+        done = subprocess.run(
+            [str(self._programs / "flwr"), *arguments],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        if done.returncode:
+            raise AceflError(f"flwr {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def close(self) -> None:
+        for name in [*(name for name in self._processes if name != "superlink"), "superlink"]:
+            self._end(name, signal.SIGTERM)
+        for process in self._stragglers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    def _stragglers(self) -> list[int]:
+        """Processes that Flower started in sessions of their own: they have our Flower home in their environment."""
+        mark = f"FLWR_HOME={self._environment['FLWR_HOME']}".encode()
+        found = []
+        for entry in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if mark in entry.read_bytes().split(b"\0"):
+                    found.append(int(entry.parent.name))
+        return found
+
+    def _start(self, name: str, program: str, *arguments: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [str(self._programs / program), *arguments],
+                env=self._environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _end(self, name: str, how: signal.Signals) -> None:
+        process = self._processes.pop(name, None)
+        if process is None:
+            return
+        for signal_ in (how, signal.SIGKILL):
+            try:
+                os.killpg(process.pid, signal_)
+            except ProcessLookupError:
+                break
+            try:
+                process.wait(10.0 if signal_ is not signal.SIGKILL else 60.0)
+            except subprocess.TimeoutExpired:
+                continue
+        process.wait()
+
+    def _answers(self) -> bool:
+        with socket.socket() as probe:
+            probe.settimeout(1.0)
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def _until(self, condition: Any, what: str, name: str) -> None:
+        until = time.monotonic() + STARTS_WITHIN
+        while not condition():
+            if self._processes[name].poll() is not None or time.monotonic() > until:
+                raise AceflError(f"{what} did not start:\n{self.log(name)}")
+            time.sleep(0.2)
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def make_certificates(folder: Path) -> None:
+    """A certificate authority and a server certificate for 127.0.0.1, for ten days: ca.crt, server.crt, server.key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    now = datetime.datetime.now(datetime.UTC)
+
+    def name(text: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+    def certificate(subject: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(name(subject))
+            .issuer_name(name("acefl loopback CA"))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(days=10))
+        )
+
+    ca_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    ca = (
+        certificate("acefl loopback CA", ca_key)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    server = (
+        certificate("127.0.0.1", server_key)
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    private = server_key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+    )
+    _write_private(folder / "server.key", private)
+    for path, made in ((folder / "ca.crt", ca), (folder / "server.crt", server)):
+        path.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+
+
+def _key_usage(*, signs: bool) -> Any:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def make_key(path: Path) -> None:
+    """A node's key pair, as `ssh-keygen -t ecdsa -b 384` would make it: PATH and PATH.pub."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    _write_private(path, private)
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    Path(f"{path}.pub").write_bytes(public + b"\n")
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+
+
+def _json(text: str) -> dict[str, Any]:
+    """The JSON object in what a flwr command printed, among whatever else it printed."""
+    found: dict[str, Any] = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    return found
