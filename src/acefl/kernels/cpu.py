@@ -34,7 +34,7 @@ class Compiled(Reference):
         if into.exponents is None:
             super().exchange(row, new, into, scale, key)
         else:
-            self._exchange_groups(row, new, into, scale, key, NOTHING, 0.0)
+            self._pass(row, into, scale, new=new.numpy(), key=key)
 
     def exchange_and_step(
         self, row: Row, new: Vector, into: Sum, scale: float, key: Key, model: Vector, rate: float
@@ -42,23 +42,28 @@ class Compiled(Reference):
         if into.exponents is None:
             super().exchange_and_step(row, new, into, scale, key, model, rate)
         else:
-            self._exchange_groups(row, new, into, scale, key, model.numpy(), rate)
+            self._pass(row, into, scale, new=new.numpy(), key=key, model=model.numpy(), rate=rate)
 
     def add(self, row: Row, into: Sum, scale: float) -> None:
         if into.exponents is None:
             super().add(row, into, scale)
-            return
-        sums = into.total, into.exponents, np.float32(scale)
-        _share(loops.add, into.exponents.size, row.codes, row.scales, *sums, *self._shape)
+        else:
+            self._pass(row, into, scale)
 
-    def _exchange_groups(
-        self, row: Row, new: Vector, into: Sum, scale: float, key: Key, model: Array, rate: float
+    def _pass(
+        self,
+        row: Row,
+        into: Sum,
+        scale: float,
+        new: Array = NOTHING,
+        key: Key = Key(0, 0),  # noqa: B008 - a constant
+        model: Array = NOTHING,
+        rate: float = 0.0,
     ) -> None:
-        exchanged = row.codes, row.scales, new.numpy()
         sums = into.total, into.exponents, np.float32(scale)
         draws = np.uint32(key.first), np.uint32(key.second)
         step = model, np.float32(-rate)
-        _share(loops.exchange, into.exponents.size, *exchanged, *sums, *draws, *step, *self._shape)
+        _share(loops.exchange, into.exponents.size, row.codes, row.scales, new, *sums, *draws, *step, *self._shape)
 
 
 def read(of: Sum, value: Vector) -> None:
@@ -79,7 +84,7 @@ def _share(loop: Callable[..., None], groups: int, *arguments: Any) -> None:
     helpers = torch.get_num_threads() - 1 if groups >= ALONE else 0
     if helpers and (_pool is None or _pool._max_workers < helpers):
         _pool = ThreadPoolExecutor(helpers, thread_name_prefix="acefl-kernel")
-    bites = np.zeros(1, np.int64)
+    bites = np.zeros(2, np.int64)
     tasks = [_pool.submit(loop, *arguments, bites) for _ in range(helpers)] if _pool else []
     loop(*arguments, bites)
     for task in tasks:

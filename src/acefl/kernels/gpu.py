@@ -79,6 +79,7 @@ class Triton(Reference):
                     BITS=encoding.bits,
                     BLOCK=encoding.block if encoding.bits < 32 else GROUP,
                     STEP=encoding.step if encoding.largest else 0.0,
+                    LARGEST=encoding.largest,
                     KIND=INTEGERS if exponents is not None else PLAIN if value is None else WIDE,
                     NEW=new is not None,
                     STEPS=model is not None,
@@ -172,6 +173,7 @@ def _group(
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
+    LARGEST: tl.constexpr,
     KIND: tl.constexpr,
     NEW: tl.constexpr,
     STEPS: tl.constexpr,
@@ -244,10 +246,15 @@ def _group(
     else:
         a, b = a_old, b_old
         a_old, b_old = a_old * 0, b_old * 0
+        if BITS < 16:
+            after = before
 
     if KIND == 2:
         exponent = tl.load(exponents + group)
-        bound = _float(_largest(tl.maximum(_size(a), _size(a_old)), tl.maximum(_size(b), _size(b_old))))
+        if BITS < 16:
+            bound = tl.max(tl.max(tl.maximum(before, after), axis=1), axis=0) * LARGEST
+        else:
+            bound = _float(_largest(tl.maximum(_size(a), _size(a_old)), tl.maximum(_size(b), _size(b_old))))
         needed = ((bound * tl.abs(scale)).to(tl.int32, bitcast=True) >> 23) - (127 + 27)
         raised = tl.maximum(exponent, needed)
         rise = tl.minimum(raised - exponent, 30)

@@ -20,11 +20,12 @@ from acefl.kernels.layout import ENCODINGS, GROUP, TINY
 F, S, U = np.float32, np.int32, np.uint32  # float, signed, unsigned
 BITE = 32  # groups a thread takes at a time
 HALF16 = ENCODINGS["bf16"].block // 2
-BLOCK8, STEP8 = ENCODINGS["int8"].block, F(ENCODINGS["int8"].step)
-BLOCK4, STEP4 = ENCODINGS["int4"].block, F(ENCODINGS["int4"].step)
-HALF8, HALF4 = BLOCK8 // 2, BLOCK4 // 2
+INT8, INT4 = ENCODINGS["int8"], ENCODINGS["int4"]
+BLOCK8, HALF8, STEP8, LARGEST8 = INT8.block, INT8.block // 2, F(INT8.step), F(INT8.largest)
+BLOCK4, HALF4, STEP4, LARGEST4 = INT4.block, INT4.block // 2, F(INT4.step), F(INT4.largest)
 
 jit = numba.njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")
+inlined = numba.njit(inline="always")  # into numba's own code, where it sees that slices need not be counted
 
 
 # Four operations that Python has no word for.
@@ -95,13 +96,18 @@ def size_of(x):
     return S(bits(x) & U(0x7FFFFFFF))
 
 
-@jit
-def fold(fresh, old, total, exponent, scale):
-    """Add scale * (fresh - old) to a group's sum; returns its exponent after that."""
+@inlined
+def largest_of(x, y):
     top = S(0)
     for i in range(GROUP):
-        top = max(top, max(size_of(fresh[i]), size_of(old[i])))
-    needed = S(bits(as_float(U(top)) * abs(scale)) >> U(23)) - (127 + 27)
+        top = max(top, max(size_of(x[i]), size_of(y[i])))
+    return as_float(U(top))
+
+
+@inlined
+def fold(fresh, old, bound, total, exponent, scale):
+    """Add scale * (fresh - old), no number of which is beyond the bound, to a group's sum; its exponent after that."""
+    needed = S(bits(bound * abs(scale)) >> U(23)) - (127 + 27)
     if needed > exponent:
         rise = S(min(needed - exponent, 30))
         half = S(S(1) << S(rise - 1))
@@ -109,26 +115,27 @@ def fold(fresh, old, total, exponent, scale):
             total[i] = S(S(total[i] + half) >> rise)
         exponent = needed
     factor = F(scale * power(-exponent))
-    top = S(0)
+    high = S(0)
     for i in range(GROUP):
         count = S(S(total[i] + S(nearest(fresh[i] * factor))) - S(nearest(old[i] * factor)))
         total[i] = count
-        top = max(top, S(abs(count)))
-    if top >= 1 << 30:
+        high = max(high, S(abs(count)))
+    if high >= 1 << 30:
         for i in range(GROUP):
             total[i] = S(S(total[i] + S(1)) >> S(1))
         exponent += 1
     return exponent
 
 
-@jit
+@inlined
 def step(total, exponent, model, rate):
     unit = power(exponent)
     for i in range(GROUP):
         model[i] = fused(rate, F(total[i]) * unit, model[i])
 
 
-# Encodings: `encode` stores a group and gives what was stored before and after; `decode` reads one.
+# Encodings: `encode` stores a group and gives what was stored before and after, `decode` reads one. Both return a bound
+# on the numbers they give: from the scales where there are any, which saves looking at every number.
 
 
 @jit
@@ -143,19 +150,18 @@ def draw(counter, second):
 
 
 @jit
-def as_scale(pattern):
+def from_bf16(pattern):
     return as_float(U(U(pattern) << U(16)))
 
 
-@jit
+@inlined
 def block_scale(x, size, step):
     """The bits of the bfloat16 scale of a block."""
     top = S(0)
     for i in range(size):
         top = max(top, size_of(x[i]))
-    if top < TINY:
-        return U(0)
-    return U(U(bits(as_float(U(top)) * step) + U(0xFFFF)) >> U(16))
+    pattern = U(U(bits(as_float(U(top)) * step) + U(0xFFFF)) >> U(16))
+    return pattern if top >= TINY else U(0)
 
 
 @jit
@@ -164,45 +170,40 @@ def code(x, inverse, draw16):
 
 
 @jit
-def from_bf16(pattern):
-    return as_float(U(U(np.uint16(pattern)) << U(16)))
-
-
-def encode(codes, scales, x, fresh, old, counter, second): ...
-
-
-def decode(codes, scales, fresh): ...
+def nibble(four_bits):
+    return S(S(four_bits ^ S(8)) - S(8))
 
 
 def encode_bf16(codes, scales, x, fresh, old, counter, second):
+    for i in range(GROUP):
+        old[i] = from_bf16(codes[i])
     for begin in range(0, GROUP, 2 * HALF16):
-        a, b = x[begin : begin + HALF16], x[begin + HALF16 : begin + 2 * HALF16]
-        stored = codes[begin : begin + 2 * HALF16]
-        was, now = old[begin : begin + 2 * HALF16], fresh[begin : begin + 2 * HALF16]
+        numbers, now = x[begin : begin + 2 * HALF16], fresh[begin : begin + 2 * HALF16]
         base = U(counter + U(begin // 2))
-        for i in range(2 * HALF16):
-            was[i] = from_bf16(stored[i])
         for i in range(HALF16):
             random = draw(U(base + U(i)), second)
-            first_half = U(U(bits(a[i]) + U(random & U(0xFFFF))) & U(0xFFFF0000))
-            second_half = U(U(bits(b[i]) + U(random >> U(16))) & U(0xFFFF0000))
-            now[i], now[i + HALF16] = as_float(first_half), as_float(second_half)
-            stored[i] = np.int16(U(first_half >> U(16)))
-            stored[i + HALF16] = np.int16(U(second_half >> U(16)))
+            now[i] = as_float(U(U(bits(numbers[i]) + U(random & U(0xFFFF))) & U(0xFFFF0000)))
+            now[i + HALF16] = as_float(U(U(bits(numbers[i + HALF16]) + U(random >> U(16))) & U(0xFFFF0000)))
+    for i in range(GROUP):
+        codes[i] = np.int16(U(bits(fresh[i]) >> U(16)))
+    return largest_of(fresh, old)
 
 
 def decode_bf16(codes, scales, fresh):
     for i in range(GROUP):
         fresh[i] = from_bf16(codes[i])
+    return largest_of(fresh, fresh)
 
 
 def encode_int8(codes, scales, x, fresh, old, counter, second):
+    widest = F(0)
     for block in range(GROUP // BLOCK8):
-        part = slice(block * BLOCK8, (block + 1) * BLOCK8)
-        numbers, stored, was, now = x[part], codes[part], old[part], fresh[part]
+        begin, end = block * BLOCK8, (block + 1) * BLOCK8
+        numbers, stored, was, now = x[begin:end], codes[begin:end], old[begin:end], fresh[begin:end]
         pattern = block_scale(numbers, BLOCK8, STEP8)
-        before, after = as_scale(scales[block]), as_scale(pattern)
+        before, after = from_bf16(scales[block]), from_bf16(pattern)
         scales[block] = np.int16(pattern)
+        widest = max(widest, max(before, after))
         inverse = F(65536) / after if after > 0 else F(0)
         base = U(counter + U(block * HALF8))
         for i in range(HALF8):
@@ -212,28 +213,30 @@ def encode_int8(codes, scales, x, fresh, old, counter, second):
             was[i], was[i + HALF8] = F(stored[i]) * before, F(stored[i + HALF8]) * before
             stored[i], stored[i + HALF8] = a, b
             now[i], now[i + HALF8] = F(a) * after, F(b) * after
+    return widest * LARGEST8
 
 
 def decode_int8(codes, scales, fresh):
+    widest = F(0)
     for block in range(GROUP // BLOCK8):
-        scale = as_scale(scales[block])
-        for i in range(block * BLOCK8, (block + 1) * BLOCK8):
-            fresh[i] = F(codes[i]) * scale
-
-
-@jit
-def nibble(bits4):
-    return S(S(bits4 ^ S(8)) - S(8))
+        scale = from_bf16(scales[block])
+        widest = max(widest, scale)
+        stored, now = codes[block * BLOCK8 : (block + 1) * BLOCK8], fresh[block * BLOCK8 : (block + 1) * BLOCK8]
+        for i in range(BLOCK8):
+            now[i] = F(stored[i]) * scale
+    return widest * LARGEST8
 
 
 def encode_int4(codes, scales, x, fresh, old, counter, second):
+    widest = F(0)
     for block in range(GROUP // BLOCK4):
-        part = slice(block * BLOCK4, (block + 1) * BLOCK4)
-        numbers, was, now = x[part], old[part], fresh[part]
+        begin, end = block * BLOCK4, (block + 1) * BLOCK4
+        numbers, was, now = x[begin:end], old[begin:end], fresh[begin:end]
         stored = codes[block * HALF4 : (block + 1) * HALF4]
         pattern = block_scale(numbers, BLOCK4, STEP4)
-        before, after = as_scale(scales[block]), as_scale(pattern)
+        before, after = from_bf16(scales[block]), from_bf16(pattern)
         scales[block] = np.int16(pattern)
+        widest = max(widest, max(before, after))
         inverse = F(65536) / after if after > 0 else F(0)
         base = U(counter + U(block * HALF4))
         for i in range(HALF4):
@@ -244,124 +247,136 @@ def encode_int4(codes, scales, x, fresh, old, counter, second):
             was[i], was[i + HALF4] = F(nibble(S(both & S(15)))) * before, F(nibble(S(both >> S(4)))) * before
             stored[i] = np.uint8(S(a & S(15)) | S(S(b & S(15)) << S(4)))
             now[i], now[i + HALF4] = F(a) * after, F(b) * after
+    return widest * LARGEST4
 
 
 def decode_int4(codes, scales, fresh):
+    widest = F(0)
     for block in range(GROUP // BLOCK4):
-        scale = as_scale(scales[block])
+        scale = from_bf16(scales[block])
+        widest = max(widest, scale)
+        stored, now = codes[block * HALF4 : (block + 1) * HALF4], fresh[block * BLOCK4 : (block + 1) * BLOCK4]
         for i in range(HALF4):
-            both = S(codes[block * HALF4 + i])
-            fresh[block * BLOCK4 + i] = F(nibble(S(both & S(15)))) * scale
-            fresh[block * BLOCK4 + HALF4 + i] = F(nibble(S(both >> S(4)))) * scale
+            both = S(stored[i])
+            now[i] = F(nibble(S(both & S(15)))) * scale
+            now[i + HALF4] = F(nibble(S(both >> S(4)))) * scale
+    return widest * LARGEST4
 
 
-def decode_fp32(codes, scales, fresh):
-    for i in range(GROUP):
-        fresh[i] = codes[i]
+def exchange_lossy(codes, scales, x, fresh, old, counter, second, total, exponent, scale):
+    bound = encode(codes, scales, x, fresh, old, counter, second)
+    return fold(fresh, old, bound, total, exponent, scale)
 
 
-@overload(encode)
-def encode_by_code(codes, scales, x, fresh, old, counter, second):
-    return {types.int16: encode_bf16, types.int8: encode_int8, types.uint8: encode_int4}[codes.dtype]
-
-
-@overload(decode)
-def decode_by_code(codes, scales, fresh):
-    return {
-        types.float32: decode_fp32,
-        types.int16: decode_bf16,
-        types.int8: decode_int8,
-        types.uint8: decode_int4,
-    }[codes.dtype]
-
-
-def turn(codes, scales, x, fresh, old, counter, second, total, exponent, scale): ...
-
-
-def turn_lossless(codes, scales, x, fresh, old, counter, second, total, exponent, scale):
-    exponent = fold(x, codes, total, exponent, scale)
+def exchange_fp32(codes, scales, x, fresh, old, counter, second, total, exponent, scale):
+    exponent = fold(x, codes, largest_of(x, codes), total, exponent, scale)
     for i in range(GROUP):
         codes[i] = x[i]
     return exponent
 
 
-def turn_lossy(codes, scales, x, fresh, old, counter, second, total, exponent, scale):
-    encode(codes, scales, x, fresh, old, counter, second)
-    return fold(fresh, old, total, exponent, scale)
+def add_lossy(codes, scales, fresh, nothing, total, exponent, scale):
+    bound = decode(codes, scales, fresh)
+    return fold(fresh, nothing, bound, total, exponent, scale)
 
 
-@overload(turn)
-def turn_by_code(codes, scales, x, fresh, old, counter, second, total, exponent, scale):
-    return turn_lossless if codes.dtype == types.float32 else turn_lossy
+def add_fp32(codes, scales, fresh, nothing, total, exponent, scale):
+    return fold(codes, nothing, largest_of(codes, codes), total, exponent, scale)
 
 
-# Whole vectors. A vector's last group may be short: it is worked on in a copy that is filled up with zeros.
+# The type of a row's codes decides which of these runs; numba asks when it compiles.
+
+
+def encode(codes, scales, x, fresh, old, counter, second): ...
+
+
+def decode(codes, scales, fresh): ...
+
+
+def exchange_group(codes, scales, x, fresh, old, counter, second, total, exponent, scale): ...
+
+
+def add_group(codes, scales, fresh, nothing, total, exponent, scale): ...
+
+
+@overload(encode, inline="always")
+def choose_encode(codes, scales, x, fresh, old, counter, second):
+    return {types.int16: encode_bf16, types.int8: encode_int8, types.uint8: encode_int4}[codes.dtype]
+
+
+@overload(decode, inline="always")
+def choose_decode(codes, scales, fresh):
+    return {types.int16: decode_bf16, types.int8: decode_int8, types.uint8: decode_int4}[codes.dtype]
+
+
+@overload(exchange_group, inline="always")
+def choose_exchange(codes, scales, x, fresh, old, counter, second, total, exponent, scale):
+    return exchange_fp32 if codes.dtype == types.float32 else exchange_lossy
+
+
+@overload(add_group, inline="always")
+def choose_add(codes, scales, fresh, nothing, total, exponent, scale):
+    return add_fp32 if codes.dtype == types.float32 else add_lossy
+
+
+# Whole vectors.
 
 
 @jit
-def part(x, group, size):
-    return x[group * size : (group + 1) * size]
+def whole_groups(codes, scales, new, total, exponents, scale, first, second, model, rate, width, blocks, bites):
+    fresh, old = np.empty(GROUP, F), np.zeros(GROUP, F)
+    number = total.size // GROUP
+    while True:
+        begin = take(bites) * BITE
+        if begin >= number:
+            return
+        for group in range(begin, min(begin + BITE, number)):
+            low, high = group * GROUP, (group + 1) * GROUP
+            c, s = codes[group * width : (group + 1) * width], scales[group * blocks : (group + 1) * blocks]
+            t, exponent = total[low:high], exponents[group]
+            if new.size:
+                counter = U(first + U(group * (GROUP // 2)))
+                exponent = exchange_group(c, s, new[low:high], fresh, old, counter, second, t, exponent, scale)
+            else:
+                exponent = add_group(c, s, fresh, old, t, exponent, scale)
+            exponents[group] = exponent
+            if model.size:
+                step(t, exponent, model[low:high], rate)
 
 
 @jit
-def filled(x, size):
-    copy = np.zeros(size, x.dtype)
-    copy[: x.size] = x
+def filled(x, begin, size):
+    """The numbers from `begin` on, and zeros up to a size; nothing where there are no numbers at all."""
+    copy = np.zeros(size if x.size else 0, x.dtype)
+    for i in range(begin, x.size):
+        copy[i - begin] = x[i]
     return copy
 
 
 @jit
-def restore(x, copy):
-    x[:] = copy[: x.size]
+def restore(x, begin, copy):
+    for i in range(begin, x.size):
+        x[i] = copy[i - begin]
 
 
 @jit
 def exchange(codes, scales, new, total, exponents, scale, first, second, model, rate, width, blocks, bites):
-    """Store new, add the change to the sum, then model += rate * sum unless the model is empty.
+    """Store new, add the change to the sum, then model += rate * sum. Without new, add the row; without model, stay.
 
-    A group has `width` codes and `blocks` scales.
+    A group has `width` codes and `blocks` scales. A short last group is worked on in a copy, by whoever comes first.
     """
-    fresh, old = np.empty(GROUP, F), np.empty(GROUP, F)
-    while True:
-        begin = take(bites) * BITE
-        if begin >= exponents.size:
-            return
-        for group in range(begin, min(begin + BITE, exponents.size)):
-            c, s, x = part(codes, group, width), part(scales, group, blocks), part(new, group, GROUP)
-            t, m = part(total, group, GROUP), part(model, group, GROUP)
-            short = x.size < GROUP
-            if short:
-                c, s, x = filled(c, width), filled(s, blocks), filled(x, GROUP)
-                t, m = filled(t, GROUP), filled(m, GROUP)
-            counter = U(first + U(group * (GROUP // 2)))
-            exponent = turn(c, s, x, fresh, old, counter, second, t, exponents[group], scale)
-            exponents[group] = exponent
-            if model.size:
-                step(t, exponent, m, rate)
-            if short:
-                restore(part(codes, group, width), c)
-                restore(part(scales, group, blocks), s)
-                restore(part(total, group, GROUP), t)
-                restore(part(model, group, GROUP), m)
-
-
-@jit
-def add(codes, scales, total, exponents, scale, width, blocks, bites):
-    """Add a row to the sum."""
-    fresh, nothing = np.empty(GROUP, F), np.zeros(GROUP, F)
-    while True:
-        begin = take(bites) * BITE
-        if begin >= exponents.size:
-            return
-        for group in range(begin, min(begin + BITE, exponents.size)):
-            c, s, t = part(codes, group, width), part(scales, group, blocks), part(total, group, GROUP)
-            short = t.size < GROUP
-            if short:
-                c, s, t = filled(c, width), filled(s, blocks), filled(t, GROUP)
-            decode(c, s, fresh)
-            exponents[group] = fold(fresh, nothing, t, exponents[group], scale)
-            if short:
-                restore(part(total, group, GROUP), t)
+    whole_groups(codes, scales, new, total, exponents, scale, first, second, model, rate, width, blocks, bites)
+    done = total.size // GROUP
+    if done == exponents.size or take(bites[1:]):
+        return
+    c, s = filled(codes, done * width, width), filled(scales, done * blocks, blocks)
+    x, t, m = filled(new, done * GROUP, GROUP), filled(total, done * GROUP, GROUP), filled(model, done * GROUP, GROUP)
+    counter, bite = U(first + U(done * (GROUP // 2))), np.zeros(1, np.int64)
+    whole_groups(c, s, x, t, exponents[done:], scale, counter, second, m, rate, width, blocks, bite)
+    restore(codes, done * width, c)
+    restore(scales, done * blocks, s)
+    restore(total, done * GROUP, t)
+    restore(model, done * GROUP, m)
 
 
 @jit
@@ -372,6 +387,6 @@ def read(total, exponents, value, bites):
         if begin >= exponents.size:
             return
         for group in range(begin, min(begin + BITE, exponents.size)):
-            t, v, unit = part(total, group, GROUP), part(value, group, GROUP), power(exponents[group])
-            for i in range(t.size):
-                v[i] = F(t[i]) * unit
+            unit, high = power(exponents[group]), min((group + 1) * GROUP, total.size)
+            for i in range(group * GROUP, high):
+                value[i] = F(total[i]) * unit

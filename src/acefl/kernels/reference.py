@@ -50,9 +50,9 @@ class Reference:
                 self._add(part, x, part.codes, scale)
                 part.codes[:] = x
             else:
-                old = self._decode(part)
+                old, scales = self._decode(part), part.scales.copy()
                 self._encode(part, x, key)
-                self._add(part, self._decode(part), old, scale)
+                self._add(part, self._decode(part), old, scale, scales)
 
     def exchange_and_step(
         self, row: Row, new: Vector, into: Sum, scale: float, key: Key, model: Vector, rate: float
@@ -95,9 +95,12 @@ class Reference:
                 None if exponents is None else exponents[start // GROUP : stop // GROUP],
             )
 
-    def _add(self, part: Part, new: Array, old: Array | np.float32, scale: float) -> None:
+    def _add(
+        self, part: Part, new: Array, old: Array | np.float32, scale: float, old_scales: Array | None = None
+    ) -> None:
         if part.exponents is not None:
-            _add_integers(part.total, part.exponents, new, old, scale)
+            scales = part.scales if old_scales is None else np.maximum(part.scales, old_scales)
+            _add_integers(part.total, part.exponents, new, old, self._bounds(new, old, scales), scale)
             return
         wide = self._wide[: new.size]
         np.subtract(new, old, out=wide, dtype=np.float64)
@@ -105,6 +108,15 @@ class Reference:
         np.add(part.total, wide, out=part.total, casting="same_kind")
         if part.value is not None:
             part.value[:] = part.total
+
+    def _bounds(self, new: Array, old: Array | np.float32, scales: Array) -> Array:
+        """For each group, a bound on the size of its numbers: from the scales where there are any."""
+        encoding = self.layout.encoding
+        if encoding.largest:
+            bounds: Array = _lines(_floats(scales), GROUP // encoding.block).max(axis=1) * F(encoding.largest)
+        else:
+            bounds = _lines(np.maximum(np.abs(new), np.abs(old)), GROUP).max(axis=1)
+        return bounds
 
     def _decode(self, part: Part) -> Array:
         encoding, codes = self.layout.encoding, part.codes
@@ -170,14 +182,15 @@ def read(of: Sum, value: Vector) -> None:
         values[start : start + CHUNK] = counts.reshape(-1)[: values.size - start]
 
 
-def _add_integers(total: Array, exponents: Array, new: Array, old: Array | np.float32, scale: float) -> None:
+def _add_integers(
+    total: Array, exponents: Array, new: Array, old: Array | np.float32, bounds: Array, scale: float
+) -> None:
     """Sums in integers: what is added comes out again exactly, so nothing is left behind, however long the run.
 
     A term counts as the nearest multiple of 2**exponent. The exponent of a group rises where a term would pass 2**28 or
     the sum 2**30; so 29 bits of the largest sum yet are in use, against the 24 of a float32.
     """
     new, old = _lines(new, GROUP), _lines(old, GROUP) if isinstance(old, np.ndarray) else old
-    bounds = np.maximum(np.abs(new), np.abs(old)).max(axis=1)
     needed = ((bounds * abs(F(scale))).view(S) >> 23) - (127 + 27)
     raised = np.maximum(exponents, needed)
     rise = np.minimum(raised - exponents, 30)[:, None]
