@@ -60,8 +60,8 @@ class Cell:
             lr=_number("lr", settings["lr"]),
             scenario=_fields(Scenario, _part(settings, "scenario", dataclasses.asdict(DEFAULT_SCENARIO))),
             stop=_fields(Stop, _part(settings, "stop", {}) or dataclasses.asdict(DEFAULT_STOP)),
-            seed=int(_number("seed", settings.get("seed", 0))),
-            evaluations=int(_number("evaluations", settings.get("evaluations", 50))),
+            seed=_whole("seed", settings.get("seed", 0)),
+            evaluations=_whole("evaluations", settings.get("evaluations", 50)),
             out=folder / "cells" / self.name,
         )
 
@@ -85,6 +85,9 @@ class Grid:
         for key, value in _flat(content):
             head = key.partition(".")[0]
             require(head in KEYS, f"grid has {key!r}; allowed: {', '.join(KEYS)}")
+            for one in value if isinstance(value, list) else [value]:
+                plain_value = one is None or isinstance(one, bool | int | float | str | list)
+                require(plain_value, f"grid: {key} is {one!r}; allowed: numbers, words, true and false")
             if isinstance(value, list):
                 require(bool(value), f"grid: {key} is an empty list; allowed: at least one value")
                 axes[key] = value
@@ -106,7 +109,7 @@ def read_settings(path: str | os.PathLike[str]) -> Settings:
     """A TOML file's settings, tables as dotted keys."""
     try:
         return dict(_flat(tomllib.loads(Path(path).read_text(encoding="utf-8"))))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidInput(f"cannot read grid {path}: {error}") from None
 
 
@@ -120,7 +123,7 @@ def parse_axis(text: str) -> tuple[str, list[Any]]:
 def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -196,7 +199,7 @@ def _check(cell: Cell, folder: Path) -> None:
     require(job.lr > 0, f"lr is {job.lr}; allowed: above 0")
     clients = job.task.get("clients") if isinstance(job.task, Mapping) else None
     if clients is not None:
-        job.scenario.check(int(clients))
+        job.scenario.check(_whole("task.clients", clients))
 
 
 def _claim(folder: Path, grid: Grid) -> None:
@@ -242,6 +245,12 @@ def _number(name: str, value: Any) -> float:
     good = isinstance(value, int | float) and not isinstance(value, bool)
     require(good, f"{name} is {value!r}; allowed: a number")
     return float(value)
+
+
+def _whole(name: str, value: Any) -> int:
+    number = _number(name, value)
+    require(number.is_integer(), f"{name} is {value!r}; allowed: a whole number")
+    return int(value)
 
 
 def _words(cell: Cell, grid: Grid) -> str:

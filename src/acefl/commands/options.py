@@ -30,6 +30,7 @@ PARTITIONS = ("dirichlet", "shards", "pathological", "iid")
 CLOCKS = ("event", "tick", "sampled")
 LAWS = ("constant", "exponential", "lognormal", "uniform", "pareto", "two-speed")
 SPEEDS = ("last", "random")
+MOST_SEEDS = 10_000  # more is a slip of the keyboard, and as a list would fill the memory
 
 
 def _option(panel: str, metavar: str, text: str, default: object = None, words: tuple[str, ...] = ()) -> Any:
@@ -209,7 +210,11 @@ def parse_seeds(text: str) -> list[int]:
         numbers = []
     if not numbers or (len(numbers) == 1 and "," not in text and numbers[0] < 1):
         raise InvalidInput(f"seeds is {text!r}; allowed: how many, such as 3, or which, such as 4,7")
-    return [check_seed(number) for number in numbers] if "," in text else list(range(numbers[0]))
+    if "," in text:
+        return [check_seed(number) for number in numbers]
+    if numbers[0] > MOST_SEEDS:
+        raise InvalidInput(f"seeds is {text!r}; allowed: at most {MOST_SEEDS:,} of them")
+    return list(range(numbers[0]))
 
 
 def _given(options: Any) -> dict[str, Any]:

@@ -35,7 +35,8 @@ class RobustACE:
 
     def __post_init__(self) -> None:
         one_of("aggregate", self.aggregate, AGGREGATES)
-        require(0.0 <= self.trim < 0.5, f"trim is {self.trim}; allowed: at least 0 and below 0.5")
+        number = isinstance(self.trim, int | float)
+        require(number and 0.0 <= self.trim < 0.5, f"trim is {self.trim!r}; allowed: at least 0 and below 0.5")
         one_of("warmup", self.warmup, WARMUPS)
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
