@@ -20,6 +20,7 @@ import torch
 from acefl.errors import AceflError
 from acefl.types import State
 
+_PLAIN = {int, str, bool, type(None)}
 _LENDING: ContextVar[bool] = ContextVar("lending", default=False)
 
 
@@ -80,6 +81,8 @@ class Parts:
         if isinstance(value, Integral):  # numpy's
             return int(value)
         if isinstance(value, list):
+            if _PLAIN.issuperset(map(type, value)):  # long lists mostly are
+                return value
             return [self._take(part, f"{path}/{place}") for place, part in enumerate(value)]
         if isinstance(value, torch.Tensor):
             self.tensors[path] = value.detach()
