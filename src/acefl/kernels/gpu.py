@@ -153,7 +153,7 @@ def _signed(nibble):
     return ((nibble.to(tl.int32) & 15) ^ 8) - 8
 
 
-@triton.jit(do_not_specialize=["begin", "first", "second", "low", "high"])
+@triton.jit(do_not_specialize=["dim", "begin", "first", "second", "low", "high"])
 def _group(
     codes,
     scales,
