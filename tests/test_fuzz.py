@@ -178,3 +178,11 @@ def test_damaged_records(folder: Path, saved: Path, data: st.DataObject) -> None
     }
     (spoilt / file).write_bytes(spoiled[kept])
     read_or_refused(lambda: isinstance(load(spoilt), Run))
+
+
+@pytest.mark.parametrize("file", ["config.json", "summary.json", "metrics.jsonl"])
+def test_records_that_are_bombs(folder: Path, saved: Path, file: str) -> None:
+    spoilt = folder / f"bomb-{file}"
+    shutil.copytree(saved, spoilt)
+    (spoilt / file).write_text("[" * 100_000)
+    assert refusal(load, spoilt)

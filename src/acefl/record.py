@@ -191,7 +191,10 @@ def load(directory: str | os.PathLike[str]) -> Run:
             wall_seconds=float(summary["wall_seconds"]),
             diverged=bool(summary["diverged"]),
         )
-    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, ArrowException, SafetensorError) as error:
+    except (
+        *(OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError),
+        *(ArrowException, SafetensorError),
+    ) as error:
         reason = " ".join(f"{error}".split())
         raise InvalidInput(f"{folder} is not a complete run directory: {reason}") from None
 
@@ -263,7 +266,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file, or one clear line."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidInput(f"cannot read {path}: {error}") from None
     if not isinstance(content, dict):
         raise InvalidInput(f"{path} does not hold a JSON object")

@@ -161,7 +161,8 @@ Methods = Annotated[
     typer.Option(
         "--method",
         metavar="NAME",
-        help=f"One of {', '.join(METHODS)}, with settings as in 'ACED(tau=300)'; again for each [dim]\\[the paper's six][/dim]",
+        help=f"One of {', '.join(METHODS)}, with settings as in 'ACED(tau=300)'; again for each "
+        "[dim]\\[the paper's six][/dim]",
         show_default=False,
     ),
 ]
