@@ -124,7 +124,14 @@ def main() -> None:
             f"over captured {row['over captured']:.2f}",
             flush=True,
         )
-    content = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
+    content = {
+        "benchmark": "gpu_simulator",
+        "command": "PYTHONPATH=src python3 -m benchmarks.gpu_simulator " + " ".join(sys.argv[1:]),
+        "date": time.strftime("%Y-%m-%d"),
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "rows": rows,
+    }
     if len(sys.argv) > 1:
         with open(sys.argv[1], "w", encoding="utf-8") as file:
             json.dump(content, file, indent=2)
