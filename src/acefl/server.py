@@ -46,12 +46,15 @@ class Server:
         return bool(getattr(self.rule, "warming", False))
 
     def handle(self, events: Sequence[Arrival | Lost]) -> bool:
-        """Take in what came and step at most once; True if the model changed."""
-        if len(events) == 1 and self._advance is not None and isinstance(events[0], Arrival):
-            admitted = self._admit(events[0])
-            stepped = admitted is not None and self._advance(admitted, self.model, self.lr)
+        """Take in what came and step at most once; True if the model changed.
+
+        What is lost or refused leaves no trace, not even in the last bit: the step depends on the admitted alone.
+        """
+        admitted = [arrival for event in events if (arrival := self._take(event)) is not None]
+        if len(admitted) == 1 and self._advance is not None:
+            stepped = self._advance(admitted[0], self.model, self.lr)
         else:
-            stepped = any([self._take(event) for event in events])
+            stepped = any([self.rule.absorb(arrival) for arrival in admitted])
             if stepped:
                 self.model.sub_(self.rule.direction(), alpha=self.lr)
         self.version += stepped
@@ -81,13 +84,12 @@ class Server:
         if grow is not None:
             grow(clients, weight)
 
-    def _take(self, event: Arrival | Lost) -> bool:
-        if isinstance(event, Lost):
-            if self.warming and self.participation[event.client] == 0:
-                self.forget(event.client)
-            return False
-        admitted = self._admit(event)
-        return admitted is not None and self.rule.absorb(admitted)
+    def _take(self, event: Arrival | Lost) -> Arrival | None:
+        if isinstance(event, Arrival):
+            return self._admit(event)
+        if self.warming and self.participation[event.client] == 0:
+            self.forget(event.client)
+        return None
 
     def _admit(self, arrival: Arrival) -> Arrival | None:
         """The arrival as the rule may see it (the gate may have shortened its update), or None: refused."""
