@@ -7,21 +7,29 @@ the next is due, the next is left out.
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import math
+import os
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from acefl.admission import Gate, NormLimit
+from acefl.checkpoint import Every
 from acefl.errors import NothingInFlight, require
 from acefl.loop import Fleet, run
-from acefl.record import FORMAT, Events, Run, machine
+from acefl.record import CHECKPOINT, FORMAT, Events, Run, machine, plain
 from acefl.rules import label
+from acefl.rundir import RunDirectory, reopen, start
 from acefl.server import Server
-from acefl.simulation import Observer, Progress
+from acefl.simulation import Observer
+from acefl.state import lending
 from acefl.stop import Stop
 from acefl.timing import fastest, slowest
 from acefl.types import Arrival, RuleSettings, State, Step, Vector
@@ -106,14 +114,13 @@ class TravelEvents(Events):
     def frame(self) -> pd.DataFrame:
         return super().frame().assign(sent=self.sent, uplink=self.uplink, downlink=self.downlink)
 
-    def state_dict(self) -> State:
-        columns = {name: list(getattr(self, name)) for name in ("sent", "uplink", "downlink")}
-        return {**super().state_dict(), **columns}
+    @property
+    def _columns(self) -> list[array[Any]]:
+        return [*super()._columns, self.sent, self.uplink, self.downlink]
 
     def load_state_dict(self, state: State) -> None:
+        self.sent, self.uplink, self.downlink = array("d"), array("q"), array("q")
         super().load_state_dict(state)
-        self.sent = array("d", state["sent"])
-        self.uplink, self.downlink = array("q", state["uplink"]), array("q", state["downlink"])
 
 
 class Watch:
@@ -179,14 +186,15 @@ class Watch:
     def state_dict(self) -> State:
         return {
             "done": self._done,
-            "rows": [dict(row) for row in self.rows.values()],
+            "rows": [[[name, value] for name, value in row.items()] for row in self.rows.values()],
             "loss": {str(client): value for client, value in self.loss.items()},
             "accuracy": {str(client): value for client, value in self.accuracy.items()},
         }
 
     def load_state_dict(self, state: State) -> None:
         self._done = int(state["done"])
-        self.rows = {int(row["step"]): dict(row) for row in state["rows"]}
+        rows = [{name: value for name, value in row} for row in state["rows"]]
+        self.rows = {int(row["step"]): row for row in rows}
         self.loss = {int(client): value for client, value in state["loss"].items()}
         self.accuracy = {int(client): value for client, value in state["accuracy"].items()}
 
@@ -212,10 +220,20 @@ class Federation:
         evaluations: int = 50,
         samples: list[int] | None = None,
         observers: Sequence[Observer] = (),
+        norm_limit: NormLimit | None = None,
     ) -> None:
+        require(
+            not (norm_limit and getattr(rule, "sends_differences", False)),
+            f"norm_limit with {label(rule)}, whose clients send changes: they would take a cut one for accepted whole",
+        )
         self.fleet, self.stop = fleet, stop
         self.server = Server(
-            model, rule.build(fleet.clients, model, samples), lr, fleet.clients, on_arrival=self._arrived
+            model,
+            rule.build(fleet.clients, model, samples),
+            lr,
+            fleet.clients,
+            gate=Gate(fleet.clients, model, norm=norm_limit),
+            on_arrival=self._arrived,
         )
         fleet.attach(self.server)
         self.config = {**configuration(rule, lr, stop, model.numel()), **config}
@@ -325,6 +343,10 @@ class Federation:
             diverged=not all(map(math.isfinite, losses)),
         )
 
+    def checkpoint(self) -> State:
+        """Everything that decides how the run goes on, and what it takes to know that it is this run."""
+        return {"config": json.dumps(plain(self.config)), "federation": self.state_dict()}
+
     def state_dict(self) -> State:
         return {
             "server": self.server.state_dict(),
@@ -350,15 +372,78 @@ class Federation:
         self.step = Step(self.server.accepted, self.server.version, self.fleet.now, False)
 
 
-def go(federation: Federation, progress: Progress | None = None) -> Run:
-    """Run to the end, whatever happens letting the clients go."""
+def go(
+    federation: Federation,
+    after_turn: Callable[[Step, float], None] | None = None,
+    before_last: Callable[[], None] | None = None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    checkpoint: Every | None = None,
+) -> Run:
+    """Run to the end and record it in `out`, whatever happens letting the clients go.
+
+    `after_turn` hears where the run stands after each turn of the loop; `before_last` is called before the last
+    evaluation. With `checkpoint` the state is saved in `out` now and then, and a run that was interrupted there is gone
+    on with.
+    """
     try:
-        for _, spent in federation.advance():
-            if progress is not None:
-                progress(min(spent, 1.0))
-        return federation.finish()
+        if out is None or checkpoint is None:
+            require(checkpoint is None, "checkpoint needs a directory to write to; pass out=")
+            run = _complete(federation, after_turn, before_last)
+            if out is not None:
+                run.save(out)
+            return run
+        with _claimed(Path(out)) as (directory, interrupted):
+            if interrupted:
+                _load(federation, directory.load(), out)
+            else:
+                directory.begin(federation.checkpoint())
+            saved = federation.server.accepted
+
+            def save_when_due(step: Step, spent: float) -> None:
+                nonlocal saved
+                if after_turn is not None:
+                    after_turn(step, spent)
+                if step.arrivals - saved >= checkpoint.arrivals and spent < 1.0:
+                    saved = step.arrivals
+                    with lending():
+                        directory.save(federation.checkpoint())
+
+            run = _complete(federation, save_when_due, before_last)
+            directory.finish(run)
+            return run
     finally:
         federation.close()
+
+
+def _complete(
+    federation: Federation,
+    after_turn: Callable[[Step, float], None] | None,
+    before_last: Callable[[], None] | None,
+) -> Run:
+    for step, spent in federation.advance():
+        if after_turn is not None:
+            after_turn(step, spent)
+    if before_last is not None:
+        before_last()
+    return federation.finish()
+
+
+@contextmanager
+def _claimed(out: Path) -> Iterator[tuple[RunDirectory, bool]]:
+    """The run's directory, and whether it holds a run that was interrupted."""
+    interrupted = any((out / CHECKPOINT).glob("*.safetensors"))
+    with reopen(out) if interrupted else start(out) as directory:
+        assert directory is not None
+        yield directory, interrupted
+
+
+def _load(federation: Federation, saved: State, out: str | os.PathLike[str]) -> None:
+    here, there = plain(federation.config), json.loads(saved["config"])
+    for what in ("method", "rule", "lr", "dim"):
+        require(here[what] == there[what], f"{what} is {here[what]}; that of the run in {out} was {there[what]}")
+    federation.load_state_dict(saved["federation"])
+    log.info("going on from %d arrivals", federation.server.accepted)
 
 
 def configuration(rule: RuleSettings, lr: float, stop: Stop, dim: int) -> dict[str, Any]:

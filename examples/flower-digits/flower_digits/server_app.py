@@ -5,7 +5,7 @@ from __future__ import annotations
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
-from acefl import Stop, rules
+from acefl import Every, Stop, rules
 from acefl.flower import Wires, run_async
 from acefl.live import LivePage
 from flower_digits import task
@@ -27,7 +27,7 @@ def main(grid: Grid, context: Context) -> None:
         evaluate_fn=evaluate,
         surveys=int(config["surveys"]),
         out=str(config["out"]) or None,
-        checkpoint=str(config["checkpoint"]) or None,
+        checkpoint=Every(arrivals=int(config["checkpoint"])) if config["checkpoint"] else None,
         observers=[LivePage(int(config["live"]))] if config["live"] else [],
         task={"name": "flower-digits", "model": "mlp"},
     )

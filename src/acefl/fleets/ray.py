@@ -14,12 +14,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from acefl.admission import NormLimit
+from acefl.checkpoint import Every
 from acefl.errors import AceflError, InvalidInput, NothingInFlight, require
 from acefl.experiment import TaskSource, build_task
 from acefl.federation import Federation, Judgement, Refusal, Trip, go
@@ -253,13 +254,16 @@ def run_on_ray(
     gpus: float = 0.0,
     evaluations: int = 50,
     out: str | os.PathLike[str] | None = None,
+    checkpoint: Every | None = None,
     observers: Sequence[Observer] = (),
+    norm_limit: NormLimit | None = None,
     progress: Progress | None = None,
 ) -> Run:
     """Train in wall-clock time on Ray actors: on this machine (`address="local"`) or on a cluster by its address.
 
     The task is built in every actor from `source` and `seed`. Which client arrives when depends on the machines, so two
-    runs differ; what a client computes for a given model and visit does not.
+    runs differ; what a client computes for a given model and visit does not. `out` is where the run is recorded; with
+    `checkpoint` its state is saved there now and then, and the same call goes on with a run that was interrupted.
     """
     require(
         not getattr(rule, "sends_differences", False),
@@ -285,16 +289,19 @@ def run_on_ray(
             evaluations=evaluations,
             samples=task.samples,
             observers=observers,
+            norm_limit=norm_limit,
         )
-        run = go(federation, progress)
+        return go(
+            federation,
+            (lambda _, spent: progress(min(spent, 1.0))) if progress is not None else None,
+            out=out,
+            checkpoint=checkpoint,
+        )
     finally:
         if opened:
             import ray
 
             ray.shutdown()
-    if out is not None:
-        run.save(Path(out))
-    return run
 
 
 def _judge(task: Task) -> Callable[[Vector, int], Judgement]:

@@ -13,8 +13,10 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from acefl.admission import NormLimit
+from acefl.checkpoint import Every
 from acefl.errors import require
-from acefl.federation import Federation, Judgement
+from acefl.federation import Federation, Judgement, go
 from acefl.fleets.flower.fleet import FlowerFleet, Wires
 from acefl.fleets.flower.records import ModelLayout
 from acefl.simulation import Observer
@@ -41,8 +43,9 @@ def run_async(
     evaluations: int = 50,
     surveys: int = 0,
     out: str | os.PathLike[str] | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint: Every | None = None,
     observers: Sequence[Observer] = (),
+    norm_limit: NormLimit | None = None,
     task: Mapping[str, Any] | None = None,
     drain: float = DRAIN,
 ) -> Result:
@@ -51,8 +54,10 @@ def run_async(
     Starts when `nodes` nodes are connected; others join as they come. Each answer is taken in at once, the model steps,
     and its node gets the new model. `evaluate_fn(version, arrays)` judges the model on the server `evaluations` times,
     and the nodes judge it on their own data `surveys` times, at even shares of the budget; training waits for neither.
-    `out` is where the run is recorded and its report written. With `checkpoint`, a directory, the run's state is kept
-    there, and a ServerApp that is started again goes on from it. `task` describes the task in the record.
+    `out` is where the run is recorded and its report written. With `checkpoint` the run's state is saved there now and
+    then, and a ServerApp that is started again goes on from it. `norm_limit` refuses or clips updates that are out of
+    line with those of other clients. `task` describes the task in the record. Once the budget is spent, nodes get
+    `drain` seconds to finish what they are at.
     """
     require(nodes >= 1, f"nodes is {nodes}; allowed: at least 1")
     require(surveys >= 0, f"surveys is {surveys}; allowed: at least 0")
@@ -73,45 +78,43 @@ def run_async(
         judge=results.judge if evaluate_fn is not None else None,
         evaluations=evaluations,
         observers=observers,
+        norm_limit=norm_limit,
     )
-    asked = _Cadence(surveys)
-    try:
-        for step, spent in federation.advance():
-            if asked.due(spent):
-                fleet.survey(federation.server.model, step.version)
-                asked.steps[step.version] = step
-            results.take(fleet, federation, asked.steps)
-        fleet.drain(drain)
-        if surveys:
-            fleet.survey(federation.server.model, federation.server.version)
-            asked.steps[federation.server.version] = federation.step
-            fleet.drain(drain)
-            results.take(fleet, federation, asked.steps)
-        run = federation.finish()
-    finally:
-        federation.close()
+    rounds = _Surveys(surveys, fleet, federation, results, drain)
+    made = go(federation, rounds.after_turn, rounds.last, out=out, checkpoint=checkpoint)
     if out is not None:
         from acefl import report
 
-        run.config["nodes"] = [str(node_id) for node_id in fleet.node_ids]
-        report.build(run.save(out))
-        log.info("the report: %s", Path(out) / "report.html")
-    results.result.arrays = layout.arrays(federation.server.model)
+        log.info("the report: %s", report.build(Path(out)))
+    results.result.arrays = layout.arrays(made.model)
     return results.result
 
 
-class _Cadence:
-    """Some events at even shares of the budget."""
+class _Surveys:
+    """Asks the nodes to evaluate at even shares of the budget, and at the end."""
 
-    def __init__(self, times: int) -> None:
-        self._times, self._done = times, 1
-        self.steps: dict[int, Step] = {}
+    def __init__(self, times: int, fleet: FlowerFleet, federation: Federation, results: Results, drain: float) -> None:
+        self._times, self._done, self._drain = times, 1, drain
+        self._fleet, self._federation, self._results = fleet, federation, results
+        self._steps: dict[int, Step] = {}
 
-    def due(self, spent: float) -> bool:
-        if not self._times or spent >= 1.0 or spent * self._times < self._done:
-            return False
-        self._done = math.floor(spent * self._times + 1e-9) + 1
-        return True
+    def after_turn(self, step: Step, spent: float) -> None:
+        if spent < 1.0 and self._done <= spent * self._times:
+            self._done = math.floor(spent * self._times + 1e-9) + 1
+            self._ask(step)
+        self._results.take(self._fleet, self._federation, self._steps)
+
+    def last(self) -> None:
+        self._fleet.drain(self._drain)
+        if self._times:
+            self._ask(self._federation.step)
+            self._fleet.drain(self._drain)
+        self._results.take(self._fleet, self._federation, self._steps)
+        self._federation.config["nodes"] = [str(node_id) for node_id in self._fleet.node_ids]
+
+    def _ask(self, step: Step) -> None:
+        self._steps[step.version] = step
+        self._fleet.survey(self._federation.server.model, step.version)
 
 
 class Results:
