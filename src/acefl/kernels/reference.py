@@ -5,7 +5,7 @@ It also serves short vectors, where the fixed cost of a call is all there is, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,21 +38,15 @@ class Reference:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         block = layout.encoding.block
-        self._wide = np.empty(min(layout.dim, CHUNK))
+        self._short = layout.dim <= CHUNK
+        self._wide, self._other = np.empty(min(layout.dim, CHUNK)), np.empty(min(layout.dim, CHUNK))
         self._counter = np.arange(-(-self._wide.size // block) * block // 2, dtype=U)
 
     def exchange(self, row: Row, new: Vector, into: Sum, scale: float, key: Key) -> None:
         """Add scale * (stored(new) - stored(old)) to the sum, and store new."""
-        update = new.numpy()
+        x = new.numpy()
         for part in self._parts(row, into):
-            x = update[part.start : part.start + CHUNK]
-            if self.layout.encoding.bits == 32:
-                self._add(part, x, part.codes, scale)
-                part.codes[:] = x
-            else:
-                old, scales = self._decode(part), part.scales.copy()
-                self._encode(part, x, key)
-                self._add(part, self._decode(part), old, scale, scales)
+            self._exchange(part, x if self._short else x[part.start : part.start + CHUNK], scale, key)
 
     def exchange_and_step(
         self, row: Row, new: Vector, into: Sum, scale: float, key: Key, model: Vector, rate: float
@@ -77,12 +71,14 @@ class Reference:
             part.total[:] = self._decode(part)
         return values
 
-    def _parts(self, row: Row, into: Sum) -> Iterator[Part]:
+    def _parts(self, row: Row, into: Sum) -> Iterable[Part]:
+        if self._short:
+            return (Part(0, row.codes, row.scales, *into),)
+        return self._chunks(row, into)
+
+    def _chunks(self, row: Row, into: Sum) -> Iterator[Part]:
         _, codes, scales = row
         total, value, exponents = into
-        if self.layout.dim <= CHUNK:
-            yield Part(0, codes, scales, total, value, exponents)
-            return
         block, packed = self.layout.encoding.block, codes.itemsize * 8 // self.layout.encoding.bits
         for start in range(0, self.layout.dim, CHUNK):
             stop = start + CHUNK
@@ -95,6 +91,14 @@ class Reference:
                 None if exponents is None else exponents[start // GROUP : stop // GROUP],
             )
 
+    def _exchange(self, part: Part, x: Array, scale: float, key: Key) -> None:
+        if self.layout.encoding.bits == 32:
+            self._add(part, x, part.codes, scale)
+            part.codes[:] = x
+        else:
+            old, scales = self._decode(part), part.scales.copy()
+            self._add(part, self._encode(part, x, key), old, scale, scales)
+
     def _add(
         self, part: Part, new: Array, old: Array | np.float32, scale: float, old_scales: Array | None = None
     ) -> None:
@@ -102,12 +106,22 @@ class Reference:
             scales = part.scales if old_scales is None else np.maximum(part.scales, old_scales)
             _add_integers(part.total, part.exponents, new, old, self._bounds(new, old, scales), scale)
             return
-        wide = self._wide[: new.size]
-        np.subtract(new, old, out=wide, dtype=np.float64)
-        np.multiply(wide, scale, out=wide)
-        np.add(part.total, wide, out=part.total, casting="same_kind")
-        if part.value is not None:
-            part.value[:] = part.total
+        wide, other = self._wide, self._other
+        if not self._short:
+            wide, other = wide[: new.size], other[: new.size]
+        wide[:] = new
+        other[:] = old
+        wide -= other
+        if scale != 1:
+            wide *= scale
+        total, value = part.total, part.value
+        if value is None:
+            other[:] = total
+            wide += other
+            total[:] = wide
+        else:
+            total += wide
+            value[:] = total
 
     def _bounds(self, new: Array, old: Array | np.float32, scales: Array) -> Array:
         """For each group, a bound on the size of its numbers: from the scales where there are any."""
@@ -132,7 +146,8 @@ class Reference:
         values *= _floats(part.scales)[:, None]
         return values.reshape(-1)[: part.total.size]
 
-    def _encode(self, part: Part, new: Array, key: Key) -> None:
+    def _encode(self, part: Part, new: Array, key: Key) -> Array:
+        """Store the numbers; returns what is stored."""
         encoding = self.layout.encoding
         x = _lines(new, encoding.block)
         draws = self._draws(x, part.start, key)
@@ -140,7 +155,9 @@ class Reference:
             draws += x.view(U)
             draws >>= 16
             part.codes[:] = draws.reshape(-1)[: new.size]
-            return
+            draws <<= 16
+            stored: Array = draws.view(F)
+            return stored.reshape(-1)[: new.size]
         tops = (x.view(U) & 0x7FFFFFFF).max(axis=1)
         patterns = ((tops.view(F) * F(encoding.step)).view(U) + 0xFFFF) >> 16
         patterns[tops < TINY] = 0
@@ -151,10 +168,13 @@ class Reference:
         codes = (x * inverses[:, None]).astype(S)
         codes += draws.view(S)
         codes >>= 16
+        stored = codes.astype(F)
+        stored *= scales[:, None]
         if encoding.bits == 4:
             half = encoding.block // 2
             codes = (codes[:, :half] & 15) | ((codes[:, half:] & 15) << 4)
         part.codes[:] = codes.reshape(-1)[: part.codes.size]
+        return stored.reshape(-1)[: new.size]
 
     def _draws(self, like: Array, start: int, key: Key) -> Array:
         """One number below 2**16 per element, a block per line; a hash serves two elements, one in either half."""
