@@ -133,6 +133,7 @@ class Watch:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="acefl-evaluate")
         self._busy: tuple[Step, Future[Judgement | None]] | None = None
         self._done = 0
+        self._judged: set[int] = set()  # model versions
         self.rows: dict[int, dict[str, float]] = {}  # by model version
         self.loss: dict[int, float] = {}
         self.accuracy: dict[int, float] = {}
@@ -146,6 +147,7 @@ class Watch:
         return True
 
     def _start(self, step: Step, model: Vector) -> None:
+        self._judged.add(step.version)
         if self._judge is not None:
             self._busy = step, self._pool.submit(self._judge, model.clone(), step.version)
         else:
@@ -172,13 +174,13 @@ class Watch:
                 row[f"fast_{name}"] = _mean(values, fastest(means))
         return row
 
-    def last(self, step: Step, model: Vector, means: Callable[[], list[float]]) -> dict[str, float] | None:
-        """Evaluate the final model; training is over, so this waits."""
-        self.finished(means, wait=True)
-        if step.version in self.rows and (self._judge is None or len(self.rows[step.version]) > 3):
-            return None
-        self._start(step, model)
-        return self.finished(means, wait=True)
+    def last(self, step: Step, model: Vector, means: Callable[[], list[float]]) -> list[dict[str, float]]:
+        """Wait for the evaluation that is going on, and evaluate the final model: training is over."""
+        rows = [self.finished(means, wait=True)]
+        if step.version not in self._judged:
+            self._start(step, model)
+            rows.append(self.finished(means, wait=True))
+        return [row for row in rows if row is not None]
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -273,7 +275,8 @@ class Federation:
 
     def finish(self) -> Run:
         """Evaluate the final model and put everything together."""
-        self._evaluated(self.watch.last(self.step, self.server.model, self.mean_times))
+        for row in self.watch.last(self.step, self.server.model, self.mean_times):
+            self._evaluated(row)
         return self.result()
 
     def close(self) -> None:
