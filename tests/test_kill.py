@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 from tests.resumable import RULES, SCENARIOS
 
-RECORD = Path(__file__).parent / "records" / "kill-500.json"
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "tests" / "records" / "kill-500.json"
 
 pytestmark = pytest.mark.kill
 
@@ -19,7 +21,8 @@ pytestmark = pytest.mark.kill
 def killing(*arguments: str) -> dict[str, Any]:
     """In a process of its own: it forks, and pytest's libraries have threads."""
     command = [sys.executable, "-m", "tests.killing", *arguments]
-    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
+    here = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, cwd=ROOT, env=here, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found

@@ -80,9 +80,14 @@ class Events:
         """The rows named `start-stop` as one tensor: the columns' bits, then the number of the reason."""
         start, stop = map(int, name.split("-"))
         number = {word: number for number, word in enumerate(self._words())}
-        reasons = array("q", (number[self.reasons.get(row, "")] for row in range(start, stop)))
-        parts = [*(column[start:stop] for column in self._columns), reasons]
-        return torch.stack([torch.frombuffer(part, dtype=torch.int64) for part in parts])
+        rows = torch.zeros(5, stop - start, dtype=torch.int64)
+        for into, column in zip(rows, self._columns, strict=False):
+            into.copy_(torch.frombuffer(column[start:stop], dtype=torch.int64))
+        refused = [row for row in self.reasons if start <= row < stop]
+        rows[-1, torch.tensor(refused, dtype=torch.int64) - start] = torch.tensor(
+            [number[self.reasons[row]] for row in refused], dtype=torch.int64
+        )
+        return rows
 
     def frame(self) -> pd.DataFrame:
         import pandas as pd

@@ -42,6 +42,11 @@ class Named(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return len(self._names)
 
+    @property
+    def device(self) -> str:
+        """Where the tensors are, all of them: the last one tells, which in a log is the shortest."""
+        return self[next(reversed(self._names))].device.type if self._names else "cpu"
+
 
 @contextmanager
 def lending() -> Iterator[None]:
@@ -89,7 +94,7 @@ class Parts:
             return {"$tensor": path, "device": value.device.type}
         if isinstance(value, Named):
             self.named[path] = value
-            return {"$named": path}
+            return {"$named": path, "device": value.device}
         if isinstance(value, dict):
             for key in value:
                 if not isinstance(key, str) or key.startswith("$") or "/" in key:
@@ -111,7 +116,7 @@ def put_together(skeleton: Any, names: Mapping[str, Iterable[str]], read: Callab
         return read(skeleton["$tensor"]).to(skeleton["device"])
     if "$named" in skeleton:
         path = skeleton["$named"]
-        return Named(names[path], lambda name: read(f"{path}/{name}"))
+        return Named(names[path], lambda name: read(f"{path}/{name}").to(skeleton["device"]))
     return {key: put_together(part, names, read) for key, part in skeleton.items()}
 
 

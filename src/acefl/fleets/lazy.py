@@ -66,9 +66,8 @@ class LazyWork:
         }
 
     def load_state_dict(self, state: State) -> None:
-        device = self._task.initial().device
-        self._models = {int(version): model.to(device) for version, model in state["models"].items()}
+        self._models = {int(version): model for version, model in state["models"].items()}
         self._waiting = {
             task_id: (due, version, client, key) for task_id, due, version, client, key in state["waiting"]
         }
-        self._done = {int(task_id): update.to(device) for task_id, update in state["done"].items()}
+        self._done = {int(task_id): update for task_id, update in state["done"].items()}

@@ -234,7 +234,7 @@ class ClientMemory:
         last = self._last.get(client)
         self._last[client] = gradient.clone()
         self._visits[client] = self._visits.get(client, 0) + 1
-        return gradient if last is None else gradient - last.to(gradient.device)
+        return gradient if last is None else gradient - last
 
     def state_dict(self) -> State:
         names = {f"{client}@{visit}": client for client, visit in self._visits.items()}
