@@ -118,6 +118,12 @@ class TestExchange:
         table.exchange(0, torch.stack([new, new], dim=1)[:, 0], total, 1.0)
         assert torch.equal(table.row(0), update(1))
 
+    def test_a_run_that_diverges_is_no_error_here(self, sums: str, tmp_path: Path) -> None:
+        table, total = build(tmp_path, "int8"), Accumulator(torch.zeros(DIM))
+        for client in range(5):
+            table.exchange(client, torch.full((DIM,), 3e38), total, 1e3)
+        assert not torch.isnan(total.value).any()
+
     def test_one_of_another_length_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match="an update of 3 numbers for a table of 700"):
             build(tmp_path, "fp32").exchange(0, torch.zeros(3), torch.zeros(DIM), 1.0)

@@ -16,6 +16,7 @@ from acefl.types import Vector
 
 Array = np.ndarray[Any, Any]
 F, S, U = np.float32, np.int32, np.uint32  # float, signed, unsigned
+SILENT = np.errstate(over="ignore", invalid="ignore")  # a run that diverges is found by the server, not by a warning
 CHUNK = 1 << 15  # numbers worked on at once: temporaries stay in the cache however long the vector
 
 
@@ -42,6 +43,7 @@ class Reference:
         self._wide, self._other = np.empty(min(layout.dim, CHUNK)), np.empty(min(layout.dim, CHUNK))
         self._counter = np.arange(-(-self._wide.size // block) * block // 2, dtype=U)
 
+    @SILENT
     def exchange(self, row: Row, new: Vector, into: Sum, scale: float, key: Key) -> None:
         """Add scale * (stored(new) - stored(old)) to the sum, and store new."""
         x = new.numpy()
@@ -59,6 +61,7 @@ class Reference:
             read(into, value := torch.empty_like(model))
             model.sub_(value, alpha=rate)
 
+    @SILENT
     def add(self, row: Row, into: Sum, scale: float) -> None:
         """Add scale * stored(row) to the sum."""
         for part in self._parts(row, into):
