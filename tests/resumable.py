@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from acefl import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff, Run, Scenario, Stop, tasks
+from acefl.rules import RobustACE
 from acefl.simulation import Simulation
 from acefl.types import RuleSettings
 
@@ -32,6 +33,7 @@ RULES: dict[str, RuleSettings] = {
     "ACE-client-held": ACE(variant="client-held"),
     "ACE-seen-samples": ACE(warmup="seen", weights="samples"),
     "ACED-model": ACED(tau=9, freshness="model"),
+    "RobustACE": RobustACE(),
     "FedBuff": FedBuff(buffer=4),
     "FedBuff-sqrt": FedBuff(buffer=4, staleness="sqrt"),
     "ASGD": ASGD(),

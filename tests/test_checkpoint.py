@@ -30,9 +30,11 @@ from tests.resumable import RULES, SCENARIOS, fingerprint
 
 import acefl
 from acefl import ACE, Every, InvalidInput, Stop, simulate, tasks
+from acefl.admission import NormLimit
 from acefl.checkpoint import MOST_FILES, Checkpoints
 from acefl.cli import main
 from acefl.record import Events
+from acefl.rules import METHODS
 from acefl.simulation import Simulation
 from acefl.state import Named, Parts, blocks, lending
 from acefl.table import Accumulator, Table
@@ -67,6 +69,10 @@ def saved_and_rebuilt(rule: str, scenario: str, room: Path, turns: list[int]) ->
     rebuilt = resumable.build(rule, scenario, room)
     rebuilt.load_state_dict(Checkpoints(folder).load()["simulation"])
     return rebuilt.complete()
+
+
+def test_every_method_is_held_to_the_laws_below() -> None:
+    assert {type(rule).__name__ for rule in RULES.values()} == set(METHODS)
 
 
 CLOCKS = ("event-churn", "tick-churn", "sampled-churn")
@@ -293,6 +299,20 @@ class TestOwnParts:
         with pytest.raises(InvalidInput, match="rule is .*; the run's was"):
             acefl.resume(where, task=task(), rule=Slowly(factor=2))
         assert fingerprint(acefl.resume(where, task=task(), rule=Slowly())) == expected
+
+    def test_the_gate_remembers_whose_norm_was_what(self, tmp_path: Path) -> None:
+        how = {**resumable.settings("ACED-int8-memory", "event", tmp_path), "norm_limit": NormLimit(1.05)}
+        expected = simulate(tasks.build(resumable.TASK), **how)
+        assert expected.refused["norm-out-of-line"] > 5
+        with pytest.raises(Interrupted):
+            simulate(
+                tasks.build(resumable.TASK),
+                **how,
+                out=tmp_path / "run",
+                checkpoint=Every(arrivals=10),
+                progress=interrupt_at(0.5),
+            )
+        assert fingerprint(acefl.resume(tmp_path / "run")) == fingerprint(expected)
 
     def test_observers_remember(self, tmp_path: Path) -> None:
         class Counter:

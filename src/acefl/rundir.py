@@ -37,6 +37,8 @@ class RunDirectory:
     def begin(self, state: State) -> None:
         """Write the first checkpoint; without it a run is not worth starting, so errors are raised."""
         self._checkpoints.save(state)
+        sync_directory(self._path)
+        sync_directory(self._path.parent)
 
     def save(self, state: State) -> None:
         """Write a checkpoint. If that fails the last good one stays, and the run goes on."""
