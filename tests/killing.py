@@ -7,6 +7,7 @@ and before any library has started a thread, so that a life costs milliseconds a
 from __future__ import annotations
 
 import argparse
+import ctypes
 import itertools
 import json
 import os
@@ -37,16 +38,20 @@ EVERY = Every(arrivals=10)
 LONGER = 1.5  # a life may last so many times what the run takes without checkpoints: most end before it does
 MOST_LIVES = 3  # of one run
 ARRIVALS = 100
+PR_SET_PDEATHSIG = 1
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "fcntl.flock")
 WARM = (pd, pyarrow.parquet, safetensors.torch)  # loaded here, so that no life spends its time on it
 
 
 def in_a_child(job: Callable[..., None], *arguments: Any) -> int:
     """Start a job in a process of its own; returns its id."""
+    parent = os.getpid()
     child = os.fork()
     if child:
         return child
     try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody outlives the one who started it
+        assert os.getppid() == parent
         job(*arguments)
         os._exit(0)
     except BaseException:
