@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from acefl import kernels
 from acefl.errors import InvalidInput
 from acefl.kernels.layout import ENCODINGS
+from acefl.state import lending
 from acefl.table import Accumulator, Table
 
 DIM = 700
@@ -315,16 +316,34 @@ class TestFile:
             Table(2, torch.zeros(3), home=tmp_path / path)
         assert "\n" not in str(caught.value)
 
-    def test_on_a_full_disk_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        table = build(tmp_path, "fp32", "file")
+    def test_on_a_full_disk_says_so_before_anything_has_changed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        table, total = build(tmp_path, "fp32", "file"), torch.zeros(DIM)
 
-        def full(*_: int) -> None:
+        def full(*_: object) -> int:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(os, "posix_fallocate", full)
-        with pytest.raises(OSError, match="no room for client 2: No space left on device"):
-            table.exchange(2, update(1), torch.zeros(DIM), 1.0)
+        monkeypatch.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match="the row of client 2 cannot be written: No space left on device"):
+            table.exchange(2, update(1), total, 1.0)
         assert 2 not in table
+        assert not total.any()
+
+    def test_cut_short_by_somebody_else_says_so(self, tmp_path: Path) -> None:
+        table = build(tmp_path, "fp32", "file")
+        table.exchange(2, update(1), torch.zeros(DIM), 1.0)
+        os.truncate(tmp_path / "table", 5000)
+        with pytest.raises(OSError, match="the row of client 2 is cut short"):
+            table.row(2)
+
+    def test_lends_rows_that_stay_as_they_are(self, tmp_path: Path) -> None:
+        table = build(tmp_path, "fp32", "file")
+        for client in range(3):
+            table.exchange(client, update(client), torch.zeros(DIM), 1.0)
+        with lending():
+            rows = list(table.state_dict()["rows"].values())
+        assert [torch.equal(row.view(torch.float32), update(client)) for client, row in enumerate(rows)] == [True] * 3
 
     @pytest.mark.parametrize("home", ["", None, 3])
     def test_home_must_be_a_word_or_a_path(self, home: object) -> None:
@@ -335,6 +354,7 @@ class TestFile:
 def test_short_vectors_wait_for_no_compiler() -> None:
     code = """
 import sys, torch
+from acefl.state import lending
 from acefl.table import Accumulator, Table
 table, total = Table(2, torch.zeros(5000), encoding="int8"), Accumulator(torch.zeros(5000))
 table.exchange(0, torch.randn(5000), total, 1.0)

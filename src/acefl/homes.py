@@ -1,9 +1,9 @@
-"""Where the table's rows live: in memory, on the model's device, or in a file that is mapped a row at a time."""
+"""Where the table's rows live: in memory, on the model's device, or in a file."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
-import mmap
 import os
 import weakref
 from pathlib import Path
@@ -17,10 +17,11 @@ from acefl.kernels.layout import Layout, Row
 
 CPU = torch.device("cpu")
 MAGIC = b"acefl table, version 1\n"
+PAGE = 4096  # rows begin on a page, so that no page holds parts of two
 
 
 class Home(Protocol):
-    """A client's row is opened, changed and saved. Clients without a row cost nothing."""
+    """A client's row is opened, changed and saved, one at a time. Clients without a row cost nothing."""
 
     @property
     def present(self) -> set[int]:
@@ -33,6 +34,10 @@ class Home(Protocol):
 
     def save(self, client: int, row: Row) -> None:
         """Keep what was written to an opened row."""
+        ...
+
+    def lend(self, client: int) -> torch.Tensor:
+        """The bytes of a row that is there, in host memory: to be read before the row changes."""
         ...
 
     def drop(self, client: int) -> None: ...
@@ -67,6 +72,9 @@ class Memory:
             self._rows[client] = row
             self.present.add(client)
 
+    def lend(self, client: int) -> torch.Tensor:
+        return self._rows[client].raw.cpu()
+
     def drop(self, client: int) -> None:
         self._rows.pop(client, None)
         self.present.discard(client)
@@ -84,16 +92,17 @@ class Memory:
 
 
 class File:
-    """Rows in a sparse file. Only the row in use is mapped, so resident memory does not grow with the clients.
+    """Rows in a sparse file. One row at a time is in memory, so resident memory does not grow with the clients.
 
-    A row's blocks are allocated when its client first arrives: then a full disk is an error here, and not a bus error
-    in the middle of a kernel. The file holds working memory, not results: a table that is built on it starts empty.
+    Rows are read and written rather than mapped: it takes the same time, and a full or failing disk is an error that
+    can be reported, not a bus error in the middle of a kernel. Room for a row is taken before anything else changes.
+    The file is working memory, not a result: a table that is built on it starts empty.
     """
 
     def __init__(self, path: Path, layout: Layout, clients: int) -> None:
-        self._path, self._layout = path, layout
-        page = mmap.ALLOCATIONGRANULARITY
-        self._stride = -(-layout.row_bytes // page) * page
+        self._path = path
+        self._stride = -(-layout.row_bytes // PAGE) * PAGE
+        self._row = Row.of(torch.from_numpy(np.zeros(layout.row_bytes, np.uint8)), layout)
         self._file = _open(path)
         weakref.finalize(self, os.close, self._file)
         os.ftruncate(self._file, 0)
@@ -102,26 +111,45 @@ class File:
         self.grow(clients)
 
     def open(self, client: int) -> Row:
-        offset = mmap.ALLOCATIONGRANULARITY + client * self._stride
-        if client not in self.present:
-            try:
-                os.posix_fallocate(self._file, offset, self._stride)
-            except OSError as error:
-                raise OSError(error.errno, f"no room for client {client}: {error.strerror}", str(self._path)) from None
-        mapped = mmap.mmap(self._file, self._stride, offset=offset)
-        raw = torch.frombuffer(mapped, dtype=torch.uint8, count=self._layout.row_bytes)
-        if client not in self.present:
-            raw.zero_()
-        return Row.of(raw, self._layout)
+        if client in self.present:
+            self._read(client, self._row.raw)
+        else:
+            self._row.raw.numpy().fill(0)  # torch would wake its threads, and they spin on for milliseconds
+            self._write(client, self._row.raw)
+        return self._row
 
     def save(self, client: int, row: Row) -> None:
+        self._write(client, row.raw)
         self.present.add(client)
+
+    def lend(self, client: int) -> torch.Tensor:
+        raw = torch.empty_like(self._row.raw)
+        self._read(client, raw)
+        return raw
 
     def drop(self, client: int) -> None:
         self.present.discard(client)
 
     def grow(self, clients: int) -> None:
-        os.ftruncate(self._file, mmap.ALLOCATIONGRANULARITY + clients * self._stride)
+        os.ftruncate(self._file, PAGE + clients * self._stride)
+
+    def _read(self, client: int, raw: torch.Tensor) -> None:
+        rest, offset = raw.numpy().data, PAGE + client * self._stride
+        while rest:
+            done = os.preadv(self._file, [rest], offset)
+            if not done:
+                raise OSError(errno.EIO, f"the row of client {client} is cut short", str(self._path))
+            rest, offset = rest[done:], offset + done
+
+    def _write(self, client: int, raw: torch.Tensor) -> None:
+        rest, offset = raw.numpy().data, PAGE + client * self._stride
+        try:
+            while rest:
+                done = os.pwrite(self._file, rest, offset)
+                rest, offset = rest[done:], offset + done
+        except OSError as error:
+            message = f"the row of client {client} cannot be written: {error.strerror}"
+            raise OSError(error.errno, message, str(self._path)) from None
 
 
 class Staged:
@@ -143,6 +171,9 @@ class Staged:
         kept = self._host.open(client)
         kept.raw.copy_(row.raw)
         self._host.save(client, kept)
+
+    def lend(self, client: int) -> torch.Tensor:
+        return self._host.lend(client)
 
     def drop(self, client: int) -> None:
         self._host.drop(client)

@@ -163,7 +163,7 @@ class Table:
         included = present if rows is None else sorted(self._home.present.intersection(rows))
         visits = [self._visits.get(client, 0) for client in range(self.clients)]
         names = {f"{client}@{visits[client]}": client for client in included}
-        copies = lend(names, lambda name: self._home.open(names[name]).raw.cpu())
+        copies = lend(names, lambda name: self._home.lend(names[name]))
         return {"clients": self.clients, "present": present, "visits": visits, "rows": copies}
 
     def load_state_dict(self, state: State) -> None:
