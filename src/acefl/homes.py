@@ -85,7 +85,9 @@ class Memory:
     def _zeros(self) -> Row:
         size = self._layout.row_bytes
         if self._device.type == "cpu":
-            raw = torch.from_numpy(np.zeros(size, np.uint8))  # numpy asks for huge pages, torch does not
+            raw = torch.from_numpy(
+                np.zeros(size, np.uint8)
+            )  # pages that come when touched: torch would fill them first
         else:
             raw = torch.zeros(size, dtype=torch.uint8, device=self._device)
         return Row.of(raw, self._layout)

@@ -9,7 +9,7 @@ import torch
 
 from acefl import homes, kernels
 from acefl.errors import InvalidInput, require
-from acefl.kernels.layout import GROUP, LOWEST, Key, Layout, Sum, native
+from acefl.kernels.layout import GROUP, LOWEST, NO_DRAWS, Key, Layout, Sum, native
 from acefl.state import lend
 from acefl.types import State, Vector
 
@@ -202,10 +202,7 @@ class Table:
 
     def _key(self, client: int) -> Key:
         visit = self._visits[client] = self._visits.get(client, 0) + 1
-        return _NO_DRAWS if self._lossless else Key.of(self._seed, client, visit)
-
-
-_NO_DRAWS = Key(0, 0)
+        return NO_DRAWS if self._lossless else Key.of(self._seed, client, visit)
 
 
 def _sum(into: Accumulator | Vector) -> Sum:

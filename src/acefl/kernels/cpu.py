@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
 from acefl.kernels import loops
-from acefl.kernels.layout import GROUP, Key, Layout, Row, Sum
+from acefl.kernels.layout import GROUP, NO_DRAWS, Key, Layout, Row, Sum
 from acefl.kernels.reference import Array, Reference
 from acefl.types import Vector
 
@@ -56,7 +57,7 @@ class Compiled(Reference):
         into: Sum,
         scale: float,
         new: Array = NOTHING,
-        key: Key = Key(0, 0),  # noqa: B008 - a constant
+        key: Key = NO_DRAWS,
         model: Array = NOTHING,
         rate: float = 0.0,
     ) -> None:
@@ -71,7 +72,12 @@ def read(of: Sum, value: Vector) -> None:
     _share(loops.read, of.exponents.size, of.total, of.exponents, value.numpy())
 
 
-_pool: ThreadPoolExecutor | None = None
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="acefl-kernel")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # a fork inherits a pool, but none of its threads
 
 
 def _share(loop: Callable[..., None], groups: int, *arguments: Any) -> None:
@@ -80,22 +86,10 @@ def _share(loop: Callable[..., None], groups: int, *arguments: Any) -> None:
     Our own threads, because numba's either die when two servers of one process call them at once, or need a second
     OpenMP runtime beside torch's.
     """
-    global _pool
-    helpers = torch.get_num_threads() - 1 if groups >= ALONE else 0
-    if helpers and (_pool is None or _pool._max_workers < helpers):
-        _pool = ThreadPoolExecutor(helpers, thread_name_prefix="acefl-kernel")
     bites = np.zeros(2, np.int64)
-    tasks = [_pool.submit(loop, *arguments, bites) for _ in range(helpers)] if _pool else []
+    helpers = torch.get_num_threads() - 1 if groups >= ALONE else 0
+    tasks = [_pool(helpers).submit(loop, *arguments, bites) for _ in range(helpers)]
     loop(*arguments, bites)
     for task in tasks:
         if not task.cancel():
             task.result()
-
-
-def _forget_pool() -> None:
-    """A forked process inherits the pool but none of its threads."""
-    global _pool
-    _pool = None
-
-
-os.register_at_fork(after_in_child=_forget_pool)

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from acefl.kernels.layout import GROUP, TINY, Key, Row, Sum
+from acefl.kernels.layout import GROUP, NO_DRAWS, TINY, Key, Row, Sum
 from acefl.kernels.reference import Reference
 from acefl.types import Vector
 
@@ -36,11 +36,11 @@ class Triton(Reference):
         self._launch(row, into, scale, key, new=new, model=model, rate=rate)
 
     def add(self, row: Row, into: Sum, scale: float) -> None:
-        self._launch(row, into, scale, Key(0, 0))
+        self._launch(row, into, scale, NO_DRAWS)
 
     def decode(self, row: Row) -> Vector:
         values = torch.zeros(self.layout.dim, device=row.raw.device)
-        self._launch(row, Sum(values), 1.0, Key(0, 0))
+        self._launch(row, Sum(values), 1.0, NO_DRAWS)
         return values
 
     def _launch(

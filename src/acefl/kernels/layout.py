@@ -126,6 +126,9 @@ class Key(NamedTuple):
         return cls(mixed & 0xFFFFFFFF, mixed >> 32)
 
 
+NO_DRAWS: Final = Key(0, 0)
+
+
 def _mix64(x: int) -> int:
     """The splitmix64 finaliser: every bit of the input moves every bit of the output."""
     x = (x + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
