@@ -31,6 +31,7 @@ from acefl.server import Server
 from acefl.simulation import Observer
 from acefl.state import lending
 from acefl.stop import Stop
+from acefl.tasks.base import Task
 from acefl.timing import fastest, slowest
 from acefl.types import Arrival, RuleSettings, State, Step, Vector
 
@@ -98,6 +99,21 @@ class Judgement:
 Judge = Callable[[Vector, int], Judgement | None]  # a model and its version
 
 
+def judge_by(task: Task) -> Judge:
+    """Evaluation by a task that has all the data: the model, and every client by itself."""
+
+    def judge(model: Vector, version: int) -> Judgement:
+        found = task.evaluate(model)
+        accuracy = found.client_accuracy
+        return Judgement(
+            dict(found.metrics),
+            dict(enumerate(found.client_loss.tolist())),
+            dict(enumerate(accuracy.tolist())) if accuracy is not None else {},
+        )
+
+    return judge
+
+
 class TravelEvents(Events):
     """One row per answer, with when its task was sent and how many bytes went either way."""
 
@@ -124,13 +140,17 @@ class TravelEvents(Events):
 
 
 class Watch:
-    """Evaluates snapshots of the model at even shares of the budget, in its own thread, and keeps the rows."""
+    """Evaluates snapshots of the model at even shares of the budget, in its own thread, and keeps the rows.
 
-    def __init__(self, judge: Judge | None, evaluations: int) -> None:
+    Without `background` the run waits for each, so that none is left out and two runs evaluate the same models.
+    """
+
+    def __init__(self, judge: Judge | None, evaluations: int, *, background: bool = True) -> None:
         require(evaluations >= 1, f"evaluations is {evaluations}; allowed: at least 1")
         self._judge = judge
         self._evaluations = evaluations
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="acefl-evaluate")
+        self._background = background
         self._busy: tuple[Step, Future[Judgement | None]] | None = None
         self._done = 0
         self._judged: set[int] = set()  # model versions
@@ -155,7 +175,7 @@ class Watch:
 
     def finished(self, means: Callable[[], list[float]], wait: bool = False) -> dict[str, float] | None:
         """The row of an evaluation that is over, or None. `means`: every client's mean task time so far."""
-        if self._busy is None or not (wait or self._busy[1].done()):
+        if self._busy is None or not (wait or not self._background or self._busy[1].done()):
             return None
         (step, future), self._busy = self._busy, None
         judgement = future.result()
@@ -223,6 +243,7 @@ class Federation:
         samples: list[int] | None = None,
         observers: Sequence[Observer] = (),
         norm_limit: NormLimit | None = None,
+        background: bool = True,
     ) -> None:
         require(
             not (norm_limit and getattr(rule, "sends_differences", False)),
@@ -240,7 +261,7 @@ class Federation:
         fleet.attach(self.server)
         self.config = {**configuration(rule, lr, stop, model.numel()), **config}
         self.events = TravelEvents()
-        self.watch = Watch(judge, evaluations)
+        self.watch = Watch(judge, evaluations, background=background)
         self.samples = dict(enumerate(samples or ()))
         self._work: dict[int, tuple[float, int]] = {}  # client -> seconds spent on accepted tasks, their number
         self._observers = list(observers)
@@ -252,6 +273,7 @@ class Federation:
         began = time.perf_counter() - self._seconds
         if not self.watch.rows:
             self.watch.look(self.step, 0.0, self.server.model)
+            self._evaluated(self.watch.finished(self.mean_times))
         try:
             for step in run(self.server, self.fleet, self.stop):
                 self.step = step
@@ -259,8 +281,8 @@ class Federation:
                 self._refused_before()
                 for observer in self._observers:
                     observer.stepped(step, self.server)
-                self._evaluated(self.watch.finished(self.mean_times))
                 self.watch.look(step, spent, self.server.model)
+                self._evaluated(self.watch.finished(self.mean_times))
                 self._seconds = time.perf_counter() - began
                 yield step, spent
         except NothingInFlight as reason:

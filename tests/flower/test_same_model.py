@@ -8,6 +8,7 @@ from flwr.app import Array, ArrayRecord, Context, Message
 from tests.flower.fake_grid import FIRST_NODE, AtOnce, FakeGrid, ticking
 
 from acefl import ACE, ACED, ASGD, CA2FL, FedBuff, Scenario, Server, Stop, simulate, tasks
+from acefl.federation import Federation, go
 from acefl.fleets.flower.client import answer
 from acefl.fleets.flower.fleet import FlowerFleet, Wires
 from acefl.fleets.flower.records import ModelLayout
@@ -15,6 +16,7 @@ from acefl.fleets.scripted import ScriptedFleet
 from acefl.fleets.simulated import work_key
 from acefl.loop import run
 from acefl.record import Run
+from acefl.replay import replay
 from acefl.tasks.base import Task
 from acefl.types import RuleSettings, Vector
 
@@ -125,3 +127,16 @@ def test_a_lossy_wire_is_a_little_noise(task: Task, encoding: str) -> None:
     lossy = through_grid(task, ACE(), simulated, Wires(uplink=encoding, downlink=encoding))
     moved = float((simulated.model - task.initial()).norm())
     assert 0 < float((lossy.model - simulated.model).norm()) < 0.05 * moved
+
+
+def test_a_federations_record_replayed_with_its_own_method_gives_its_model(task: Task) -> None:
+    scenario = Scenario(clock="tick", delay=2.0, spread=8.0)
+    simulated = simulate(task, ACED(tau=4), lr=LR, scenario=scenario, stop=Stop(arrivals=60), seed=SEED, evaluations=1)
+    model = task.initial()
+    layout = ModelLayout.of(ArrayRecord({"w": Array(model.numpy())}))
+    grid = FakeGrid(KeyedClient(task), task.clients, [[(int(c), None) for c, _ in turn] for turn in turns(simulated)])
+    fleet = FlowerFleet(grid, layout, pool=AtOnce(), clock=ticking(), least=0.0)
+    fleet.wait_for(task.clients)
+    config = {"seed": SEED, "task": task.describe(), "scenario": {"clock": "wall"}}
+    made = go(Federation(model, ACED(tau=4), fleet, lr=LR, stop=Stop(arrivals=60), config=config))
+    assert torch.equal(replay(made, ACED(tau=4)).model, made.model)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from acefl.timing import Scenario
     from acefl.types import RuleSettings
 
-TASK, SCENARIO, BUDGET, RATE, OUTPUT = "Task", "Scenario", "Budget", "Learning rate", "Output"  # panels of the help
+TASK, SCENARIO, FLEET, BUDGET = "Task", "Scenario", "Fleet", "Budget"  # panels of the help
+RATE, OUTPUT = "Learning rate", "Output"
 
 METHODS = ("ACE", "ACED", "CA2FL", "FedBuff", "ASGD", "DelayAdaptiveASGD", "RobustACE")
 TASKS = ("digits", "quadratic", "cifar10", "cifar100")

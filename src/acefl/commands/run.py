@@ -65,6 +65,24 @@ def run(
             show_default=False,
         ),
     ] = None,
+    fleet: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Who does the work: clients in virtual time, or Ray actors in real time (simulated, ray)",
+            click_type=click.Choice(("simulated", "ray"), case_sensitive=False),
+            rich_help_panel=options.FLEET,
+        ),
+    ] = "simulated",
+    actors: Annotated[
+        int, typer.Option(metavar="N", min=1, help="ray: how many actors", rich_help_panel=options.FLEET)
+    ] = 4,
+    address: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="ray: the cluster, or local for this machine", rich_help_panel=options.FLEET
+        ),
+    ] = "local",
     json: options.Json = False,
 ) -> None:
     """Run one method on one seed, with a learning rate of your choice.
@@ -77,10 +95,11 @@ def run(
       acefl run --task quadratic --dim 20 --lr 0.1 --time 500 --json
       acefl run --lr 0.25 --out runs/long --checkpoint-every 1000
       acefl run --resume runs/long
+      acefl run --fleet ray --actors 4 --lr 0.25 --arrivals 20000
     """
     from acefl import Every, record, report, simulate
     from acefl import resume as go_on
-    from acefl.commands import show
+    from acefl.commands import on_ray, show
     from acefl.commands.prepare import prepare
 
     folder: Path | None
@@ -92,9 +111,24 @@ def run(
             whole.enter_context(_telling_how_to_go_on(out))
             with show.fraction_bar("resumed", quiet=json) as progress:
                 finished = go_on(resume, progress=progress)
+        elif lr is None:
+            raise click.UsageError("Missing option '--lr'", click.get_current_context())
+        elif fleet == "ray":
+            folder = None
+            finished = on_ray.train(
+                task,
+                stop,
+                lr=lr,
+                method=method,
+                seed=seed,
+                evaluations=evaluations,
+                out=out,
+                checkpoint_every=checkpoint_every,
+                actors=actors,
+                address=address,
+                quiet=json,
+            )
         else:
-            if lr is None:
-                raise click.UsageError("Missing option '--lr'", click.get_current_context())
             require(out is not None or checkpoint_every is None, "--checkpoint-every needs --out DIR to write to")
             if out is not None:
                 record.refuse_foreign(out)
@@ -159,7 +193,8 @@ def _final(run: Run) -> Table:
     from acefl.report import metrics
 
     rows = {m.heading: m.write(run.final[m.key]) for m in metrics.EVERY if m.key in run.final}
-    rows |= {"server steps": f"{run.steps:,}", "uploads": f"{len(run.events):,}", "virtual time": f"{run.time:,.0f}"}
+    clock = "seconds" if run.config["scenario"]["clock"] == "wall" else "virtual time"
+    rows |= {"server steps": f"{run.steps:,}", "uploads": f"{len(run.events):,}", clock: f"{run.time:,.0f}"}
     rows |= {f"refused: {reason}": f"{count:,}" for reason, count in run.refused.items()}
     rows |= {"took": f"{run.wall_seconds:.1f} s"}
     return show.pairs(rows, justify="right")

@@ -23,13 +23,12 @@ from acefl.admission import NormLimit
 from acefl.checkpoint import Every
 from acefl.errors import AceflError, InvalidInput, NothingInFlight, require
 from acefl.experiment import TaskSource, build_task
-from acefl.federation import Federation, Judgement, Refusal, Trip, go
+from acefl.federation import Federation, Refusal, Trip, go, judge_by
 from acefl.fleets.simulated import work_key
 from acefl.record import Run
 from acefl.server import Server
 from acefl.simulation import Observer, Progress
 from acefl.stop import Stop
-from acefl.tasks.base import Task
 from acefl.types import Arrival, Lost, RuleSettings, State, Vector
 
 log = logging.getLogger("acefl")
@@ -285,7 +284,7 @@ def run_on_ray(
                 "task": task.describe(),
                 "scenario": {"clock": "wall", "fleet": "ray", "actors": actors},
             },
-            judge=_judge(task),
+            judge=judge_by(task),
             evaluations=evaluations,
             samples=task.samples,
             observers=observers,
@@ -302,19 +301,6 @@ def run_on_ray(
             import ray
 
             ray.shutdown()
-
-
-def _judge(task: Task) -> Callable[[Vector, int], Judgement]:
-    def judge(model: Vector, version: int) -> Judgement:
-        found = task.evaluate(model)
-        accuracy = found.client_accuracy
-        return Judgement(
-            dict(found.metrics),
-            dict(enumerate(found.client_loss.tolist())),
-            dict(enumerate(accuracy.tolist())) if accuracy is not None else {},
-        )
-
-    return judge
 
 
 def _open(address: str, actors: int) -> bool:

@@ -1,0 +1,67 @@
+"""`acefl run --fleet ray`: the same run in real time, on Ray actors."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from acefl.commands import options
+from acefl.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from acefl.record import Run
+
+
+def train(
+    task: options.TaskOptions,
+    stop: options.StopOptions,
+    *,
+    lr: float,
+    method: str,
+    seed: int,
+    evaluations: int,
+    out: Path | None,
+    checkpoint_every: int | None,
+    actors: int,
+    address: str,
+    quiet: bool,
+) -> Run:
+    """Train, and write the run and its report to `out`; a run that was interrupted there is gone on with."""
+    from acefl import Every, record, report
+    from acefl.commands import show
+    from acefl.fleets.ray import run_on_ray
+
+    refuse_scenario()
+    if out is not None and checkpoint_every is None:
+        record.refuse_foreign(out)
+    [rule] = options.parse_methods([method])
+    settings, budget = task.build(), stop.build()
+    with show.fraction_bar(f"{method} on {actors} actors", quiet=quiet) as progress:
+        finished = run_on_ray(
+            settings,
+            rule,
+            lr=lr,
+            stop=budget,
+            seed=seed,
+            actors=actors,
+            address=address,
+            evaluations=evaluations,
+            out=out,
+            checkpoint=Every(arrivals=checkpoint_every) if checkpoint_every else None,
+            progress=progress,
+        )
+    if out is not None:
+        report.build(out)
+    return finished
+
+
+def refuse_scenario() -> None:
+    """Real time passes by itself: a setting of simulated time that would be ignored is a mistake."""
+    context = click.get_current_context()
+    for field in dataclasses.fields(options.ScenarioOptions):
+        if context.get_parameter_source(field.name) is not click.core.ParameterSource.DEFAULT:
+            flag = "--" + field.name.replace("_", "-")
+            raise InvalidInput(f"{flag} describes simulated time; allowed with --fleet ray: task, budget and output")
