@@ -16,6 +16,7 @@ import torch
 
 from acefl import keyed
 from acefl.errors import AceflError, InvalidInput
+from acefl.rules.fedbuff import BufferRule
 from acefl.table import Accumulator, Table
 from acefl.types import Arrival, Rule, RuleSettings, State, Vector
 
@@ -176,12 +177,13 @@ class InfluenceShadow:
     """Every client's weights, summed over all steps: unit vectors with one coordinate per client.
 
     Above `most` clients neighbours in the given order share a coordinate, so that memory stays linear in the number of
-    clients.
+    clients. A rule that only has a buffer remembers nobody beyond it, so its weights are known without any vector.
     """
 
     def __init__(self, settings: RuleSettings, clients: int, samples: list[int], order: list[int], most: int) -> None:
         groups = min(clients, most)
         self._rule = shadow_rule(settings, clients, torch.zeros(groups), samples)
+        self._buffer: list[tuple[int, float]] = []
         if type(getattr(self._rule, "table", None)) is Table:
             vars(self._rule)["table"] = _SameAgain(clients, torch.zeros(groups))
         self.group = [0] * clients
@@ -195,7 +197,11 @@ class InfluenceShadow:
         self._direction: Vector | None = None
 
     def absorb(self, client: int, trained_on: int, version: int) -> None:
-        update = self._units[self.group[client]]
+        group = self.group[client]
+        if type(self._rule) is BufferRule:
+            self._buffer.append((group, self._rule.weigh(version - trained_on)))
+            return
+        update = self._units[group]
         if self._came_before is not None:
             if client in self._came_before:
                 update = self._nothing  # the change of a unit vector since the last visit
@@ -203,6 +209,11 @@ class InfluenceShadow:
         self._rule.absorb(Arrival(client, update, trained_on, version, 0))
 
     def step(self) -> None:
+        if type(self._rule) is BufferRule:
+            for group, weight in self._buffer:
+                self.sums[group] += weight / len(self._buffer)
+            self._buffer.clear()
+            return
         direction = self._rule.direction()
         if direction is not self._direction:  # most rules lend the same tensor every time: one view serves
             self._direction, self._view = direction, direction.numpy()
@@ -212,11 +223,13 @@ class InfluenceShadow:
         return {
             "rule": self._rule.state_dict(),
             "sums": self.sums.tolist(),
+            "buffer": [list(entry) for entry in self._buffer],
             "came_before": sorted(self._came_before or ()),
         }
 
     def load_state_dict(self, state: State) -> None:
         self._rule.load_state_dict(state["rule"])
         self.sums[:] = state["sums"]
+        self._buffer = [(int(group), float(weight)) for group, weight in state["buffer"]]
         if self._came_before is not None:
             self._came_before = set(state["came_before"])

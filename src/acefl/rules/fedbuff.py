@@ -51,14 +51,14 @@ class BufferRule:
 
     def __init__(self, like: Vector, buffer: int, weigh: Callable[[int], float]) -> None:
         self._buffer = buffer
-        self._weigh = weigh
+        self.weigh = weigh
         self._sum = empty_vector(like)
         self._direction = empty_vector(like)
         self._count = 0
         self._taken = False
 
     def absorb(self, arrival: Arrival) -> bool:
-        weight = self._weigh(arrival.staleness)
+        weight = self.weigh(arrival.staleness)
         if self._taken or self._count == 0:
             torch.mul(arrival.update, weight, out=self._sum)
             self._count, self._taken = 1, False
