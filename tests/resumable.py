@@ -13,7 +13,7 @@ from acefl.rules import RobustACE
 from acefl.simulation import Simulation
 from acefl.types import RuleSettings
 
-CLIENTS, DIM, ARRIVALS = 7, 33, 80
+CLIENTS, DIM, ARRIVALS = 7, 33, 60
 TASK: dict[str, Any] = {"name": "quadratic", "clients": CLIENTS, "dim": DIM, "seed": 3}
 FILE = "file"  # stands for a home in a file, wherever the test has room for it
 

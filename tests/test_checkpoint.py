@@ -117,8 +117,8 @@ def test_there_is_no_moment_at_which_a_run_cannot_be_saved(scenario: str, tmp_pa
 
 
 def test_lazy_batches_are_not_computed_again_in_another_composition(tmp_path: Path) -> None:
-    task = tasks.digits(clients=6, alpha=0.5, model="mlp", seed=1)
-    how: dict[str, Any] = {"lr": 0.1, "stop": Stop(arrivals=120), "evaluations": 3}
+    task = tasks.digits(clients=4, alpha=0.5, model="mlp", seed=1)
+    how: dict[str, Any] = {"lr": 0.1, "stop": Stop(arrivals=80), "evaluations": 2}
     expected = fingerprint(simulate(task, ACE(table="int8"), **how))
     with pytest.raises(Interrupted):
         simulate(
@@ -734,7 +734,21 @@ def test_another_machine_is_mentioned(tmp_path: Path, caplog: pytest.LogCaptureF
 
 
 class TestCommandLine:
-    SETTINGS = ("run", "--task", "quadratic", "--clients", "5", "--dim", "3", "--arrivals", "20000", "--lr", "0.1")
+    SETTINGS = (
+        "run",
+        "--evaluations",
+        "5",
+        "--task",
+        "quadratic",
+        "--clients",
+        "5",
+        "--dim",
+        "3",
+        "--arrivals",
+        "10000",
+        "--lr",
+        "0.1",
+    )
 
     def test_an_interrupted_run_says_how_to_go_on_and_goes_on(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
