@@ -134,6 +134,17 @@ def test_delay_error_is_at_most_the_drift_of_the_model(rule: RuleSettings, scena
         assert 0.0 < record["delay"] <= record["drift"] * (1 + 1e-6)
 
 
+def test_an_update_that_nobody_is_in_is_measured_too() -> None:
+    """ACED leaves out whoever is too old; with six clients at work and tau = 1 that is now and then everybody."""
+    probe = ErrorTerms(every=1)
+    run(ACED(tau=1, freshness="model"), probe)
+    empty = [record for record in probe.records if record["squared_weights"] == 0.0]
+    assert empty
+    for record in empty:
+        assert record["noise"] == record["squared_update"] == 0.0
+        assert record["mse"] == pytest.approx(record["squared_gradient"])
+
+
 def test_a_client_alone_has_neither_bias_nor_delay() -> None:
     probe = ErrorTerms(every=10)
     run(ASGD(), probe, task=tasks.quadratic(clients=1, dim=DIM))

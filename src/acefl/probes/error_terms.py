@@ -168,8 +168,10 @@ class ErrorTerms:
     def _exact(self, update: Vector, model: Vector, made_of: list[Weighed]) -> dict[str, float]:
         pairs = [(part.client, part.trained_on) for part in made_of]
         self._compute([*pairs, *enumerate(self._stale)])
-        weights = torch.tensor([part.weight for part in made_of], dtype=torch.float64, device=update.device)
-        mean = weights @ torch.stack([self._gradients[pair] for pair in pairs]).double()
+        mean = torch.zeros_like(update)
+        if pairs:  # an update may be empty: nobody in ACED's active set
+            weights = torch.tensor([part.weight for part in made_of], dtype=torch.float64, device=update.device)
+            mean = weights @ torch.stack([self._gradients[pair] for pair in pairs]).double()
         own = torch.stack([self._gradients[pair] for pair in enumerate(self._stale)]).double()
         stale = own.mean(0)
         truth: Vector = self._task.mean_gradient(model).double()  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ direction. No rule needs to know of this, a user's own neither.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -101,7 +102,7 @@ class Shadow:
         parts = [weight * self._projections[slot] for slot, weight in made_of.items()]
         scale = sum(map(abs, parts)) + 1e-12
         for told, tolerance in ((float(direction[-1]), _EXACT), (float(update @ self._ray), self._tolerance)):
-            if not abs(sum(parts) - told) <= tolerance * scale:
+            if math.isfinite(told) and abs(sum(parts) - told) > tolerance * scale:
                 raise AceflError(
                     "the weights of the contributions do not explain the update: the rule is not linear in what it is "
                     "given, or holds part of its state outside of state_dict()"
