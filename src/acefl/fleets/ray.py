@@ -2,8 +2,9 @@
 
 Each actor builds the task and works for its share of the clients. It has `depth` tasks waiting for it, so that it never
 idles while an answer is under way, and no more, so that models are as fresh as they can be: with 4 actors and depth 2
-at most 8 models are out, however many clients there are. An actor that dies is started again and its clients go on;
-one that keeps dying leaves its clients to the others.
+at most 8 models are out, however many clients there are. For small models a call costs more than the work: `together`
+clients of an actor then work on one model in one call, more arrivals a second for fewer steps. An actor that dies is
+started again and its clients go on; one that keeps dying leaves its clients to the others.
 """
 
 from __future__ import annotations
@@ -44,10 +45,11 @@ class _Worker:
         torch.set_num_threads(1)
         self._task = build_task(source, seed)
 
-    def work(self, model: np.ndarray[Any, Any], client: int, key: int) -> np.ndarray[Any, Any]:
-        start = torch.tensor(model).unsqueeze(0)
-        update: np.ndarray[Any, Any] = self._task.updates(start, [client], [key])[0].cpu().numpy()
-        return update
+    def work(self, model: np.ndarray[Any, Any], clients: list[int], keys: list[int]) -> np.ndarray[Any, Any]:
+        """A row of numbers per client."""
+        models = torch.tensor(model).expand(len(clients), -1)
+        updates: np.ndarray[Any, Any] = self._task.updates(models, clients, keys).cpu().numpy()
+        return updates
 
     def process(self) -> int:
         return os.getpid()
@@ -65,8 +67,10 @@ class _Slot:
 
 @dataclass(frozen=True)
 class _Job:
-    client: int
-    task: int
+    """One call of an actor: the same model for some clients, whose tasks have numbers one after another."""
+
+    clients: list[int]
+    first_task: int
     version: int
     slot: int
     life: int  # which of the slot's actors has it
@@ -84,17 +88,20 @@ class RayFleet:
         clients: int,
         actors: int = 4,
         depth: int = 2,
+        together: int = 1,
         gpus: float = 0.0,
         restarts: int = 3,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         require(actors >= 1, f"actors is {actors}; allowed: at least 1")
         require(depth >= 1, f"depth is {depth}; allowed: at least 1")
+        require(together >= 1, f"together is {together}; allowed: at least 1")
         import ray
 
         self._ray = ray
         self._remote = ray.remote(num_cpus=1, num_gpus=gpus)(_Worker)
-        self._source, self._seed, self._depth, self._clock = source, seed, depth, clock
+        self._source, self._seed, self._clock = source, seed, clock
+        self._depth, self._together = depth, together
         self._restarts = restarts  # of one actor, before its clients move to others
         self.clients = clients
         actors = min(actors, clients)
@@ -118,6 +125,17 @@ class RayFleet:
         return list(processes)
 
     @property
+    def actors(self) -> list[Any]:
+        """The actors' handles."""
+        return [slot.actor for slot in self._slots]
+
+    def drain(self) -> None:
+        """Wait for what is under way and drop it: its clients are free, and another server may use the fleet."""
+        while self._jobs:
+            for event in self.next():
+                self._trips.pop(event.task, None)
+
+    @property
     def deaths(self) -> int:
         """How many actors have died."""
         return sum(slot.deaths for slot in self._slots)
@@ -129,16 +147,15 @@ class RayFleet:
         self._version = version
         sent: Any = None
         for number, slot in enumerate(self._slots):
-            for client in self._next_clients(slot, newcomers_only):
+            while slot.busy < self._depth and (clients := self._next_clients(slot, newcomers_only)):
                 if sent is None:
                     sent = self._share(model)
-                self._send(number, slot, client, sent)
+                self._send(number, slot, clients, sent)
 
     def _next_clients(self, slot: _Slot, newcomers_only: bool) -> list[int]:
-        room = self._depth - slot.busy
         if not newcomers_only:
-            return [slot.waiting.popleft() for _ in range(min(room, len(slot.waiting)))]
-        chosen = [client for client in slot.waiting if client in self._new][: max(room, 0)]
+            return [slot.waiting.popleft() for _ in range(min(self._together, len(slot.waiting)))]
+        chosen = [client for client in slot.waiting if client in self._new][: self._together]
         for client in chosen:
             slot.waiting.remove(client)
         return chosen
@@ -147,14 +164,15 @@ class RayFleet:
         array = model.detach().cpu().numpy().copy()
         return self._ray.put(array) if array.nbytes > SHARED_ABOVE else array
 
-    def _send(self, number: int, slot: _Slot, client: int, model: Any) -> None:
-        key = work_key(self._seed, client, self._visits[client])
-        self._visits[client] += 1
+    def _send(self, number: int, slot: _Slot, clients: list[int], model: Any) -> None:
+        keys = [work_key(self._seed, client, self._visits[client]) for client in clients]
+        for client in clients:
+            self._visits[client] += 1
         slot.busy += 1
-        reference = slot.actor.work.remote(model, client, key)
+        reference = slot.actor.work.remote(model, clients, keys)
         sent = self._clock() - self._began
-        self._jobs[reference] = _Job(client, self._tasks, self._version, number, slot.deaths, sent)
-        self._tasks += 1
+        self._jobs[reference] = _Job(clients, self._tasks, self._version, number, slot.deaths, sent)
+        self._tasks += len(clients)
 
     def next(self) -> list[Arrival | Lost]:
         if not self._jobs:
@@ -165,7 +183,8 @@ class RayFleet:
         if not done:
             done, _ = self._ray.wait(references, num_returns=1, timeout=PATIENCE)
         self.now = self._clock() - self._began
-        return [self._event(self._jobs.pop(reference), answer) for reference, answer in self._answers(done)]
+        answers = self._answers(done)
+        return [event for reference, answer in answers for event in self._events(self._jobs.pop(reference), answer)]
 
     def _answers(self, done: list[Any]) -> list[tuple[Any, Any]]:
         try:
@@ -178,23 +197,28 @@ class RayFleet:
             return self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
             job = self._jobs[reference]
-            raise AceflError(f"client {job.client}'s work failed with {error.cause!r}") from error
+            raise AceflError(f"the work of client {job.clients} failed with {error.cause!r}") from error
         except self._ray.exceptions.RayError as error:
             return error
 
-    def _event(self, job: _Job, answer: Any) -> Arrival | Lost:
+    def _events(self, job: _Job, answer: Any) -> list[Arrival | Lost]:
         slot = self._slots[job.slot]
         alive = job.life == slot.deaths
         slot.busy -= alive
+        tasks = range(job.first_task, job.first_task + len(job.clients))
         if isinstance(answer, BaseException):
             if alive:
                 self._bury(slot, answer)
-            self._rehome(slot, [job.client])
-            return Lost(job.client, job.task)
-        self._rehome(slot, [job.client])
-        self._trips[job.task] = Trip(job.sent, answer.nbytes, answer.nbytes)
-        update = torch.from_numpy(answer if answer.flags.writeable else answer.copy())
-        return Arrival(job.client, update, job.version, self._version, job.task)
+            self._rehome(slot, job.clients)
+            return [Lost(client, task) for client, task in zip(job.clients, tasks, strict=True)]
+        self._rehome(slot, job.clients)
+        rows = torch.from_numpy(answer if answer.flags.writeable else answer.copy()).unbind(0)
+        trip = Trip(job.sent, answer[0].nbytes, answer[0].nbytes)
+        self._trips.update(dict.fromkeys(tasks, trip))
+        return [
+            Arrival(client, update, job.version, self._version, task)
+            for client, update, task in zip(job.clients, rows, tasks, strict=True)
+        ]
 
     def _bury(self, slot: _Slot, error: BaseException) -> None:
         """An actor is dead: start another in its place, or, after too many, leave its clients to the others."""
@@ -249,6 +273,7 @@ def run_on_ray(
     stop: Stop,
     seed: int = 0,
     actors: int = 4,
+    together: int = 1,
     address: str = "local",
     gpus: float = 0.0,
     evaluations: int = 50,
@@ -260,9 +285,10 @@ def run_on_ray(
 ) -> Run:
     """Train in wall-clock time on Ray actors: on this machine (`address="local"`) or on a cluster by its address.
 
-    The task is built in every actor from `source` and `seed`. Which client arrives when depends on the machines, so two
-    runs differ; what a client computes for a given model and visit does not. `out` is where the run is recorded; with
-    `checkpoint` its state is saved there now and then, and the same call goes on with a run that was interrupted.
+    The task is built in every actor from `source` and `seed`; `together` clients work in one call of an actor. Which
+    client arrives when depends on the machines, so two runs differ; what a client computes for a given model and visit
+    does not. `out` is where the run is recorded; with `checkpoint` its state is saved there now and then, and the same
+    call goes on with a run that was interrupted.
     """
     require(
         not getattr(rule, "sends_differences", False),
@@ -271,7 +297,7 @@ def run_on_ray(
     task = build_task(source, seed)
     opened = _open(address, actors)
     try:
-        fleet = RayFleet(source, seed, clients=task.clients, actors=actors, gpus=gpus)
+        fleet = RayFleet(source, seed, clients=task.clients, actors=actors, together=together, gpus=gpus)
         fleet.ready()
         federation = Federation(
             task.initial(),
@@ -282,7 +308,7 @@ def run_on_ray(
             config={
                 "seed": seed,
                 "task": task.describe(),
-                "scenario": {"clock": "wall", "fleet": "ray", "actors": actors},
+                "scenario": {"clock": "wall", "fleet": "ray", "actors": actors, "together": together},
             },
             judge=judge_by(task),
             evaluations=evaluations,

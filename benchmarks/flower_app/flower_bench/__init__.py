@@ -1,0 +1,1 @@
+"""Where the time goes between two models of a node."""
