@@ -63,7 +63,7 @@ class Events:
         self.reasons = {}
         for rows in state["rows"].values():
             first = len(self.time)
-            for column, numbers in zip(self._columns, rows, strict=False):
+            for column, numbers in zip(self._columns, rows[:-1], strict=True):
                 column.frombytes(numbers.numpy().tobytes())
             refused = rows[-1].nonzero().flatten().tolist()
             self.reasons |= {first + row: words[int(rows[-1, row])] for row in refused}
@@ -80,8 +80,8 @@ class Events:
         """The rows named `start-stop` as one tensor: the columns' bits, then the number of the reason."""
         start, stop = map(int, name.split("-"))
         number = {word: number for number, word in enumerate(self._words())}
-        rows = torch.zeros(5, stop - start, dtype=torch.int64)
-        for into, column in zip(rows, self._columns, strict=False):
+        rows = torch.zeros(len(self._columns) + 1, stop - start, dtype=torch.int64)
+        for into, column in zip(rows[:-1], self._columns, strict=True):
             into.copy_(torch.frombuffer(column[start:stop], dtype=torch.int64))
         refused = [row for row in self.reasons if start <= row < stop]
         rows[-1, torch.tensor(refused, dtype=torch.int64) - start] = torch.tensor(
