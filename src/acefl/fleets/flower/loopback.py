@@ -163,7 +163,7 @@ class Loopback:
             timeout=300,
         )
         if done.returncode:
-            raise AceflError(f"flwr {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
+            raise AceflError(f"flwr {' '.join(arguments)} failed ({done.returncode}):\n{done.stdout}{done.stderr}")
         return done.stdout
 
     def close(self) -> None:
