@@ -113,7 +113,8 @@ def test_own_task_serves_every_hospital(monkeypatch: pytest.MonkeyPatch) -> None
 
 def _commands(page: Path) -> list[str]:
     blocks = [content for language, content, _, _ in _blocks(page) if language == "console"]
-    return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+    lines = [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
+    return [line[2:] for line in lines if line.startswith("$ ")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
