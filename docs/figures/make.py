@@ -1,4 +1,7 @@
-"""The pictures of the documentation, cut out of a real report: `python docs/figures/make.py demo/report.html`.
+"""The pictures of the documentation, cut out of real reports: `python docs/figures/make.py demo/report.html`.
+
+Makes what it finds in the page: those of the method comparison in one of `acefl compare`, those of the diagnosis in one
+of `acefl diagnose`.
 
 Needs Chromium and its driver (Debian: apt-get install chromium chromium-driver) and Pillow, which the lock file has.
 """
@@ -16,13 +19,17 @@ from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
-WIDTH, TALL, MARGIN, COLOURS = 1300, 5000, 30, 256
+WIDTH, TALL, MARGIN, COLOURS = 1300, 7000, 30, 256
 PICTURES = {  # file: from the top of this section to the top of that one
     "report.png": (None, "Accuracy while training"),
     "slow-clients-over-time.png": ("Slow-fifth accuracy while training", "Who takes part"),
-    "who-takes-part.png": ("Who takes part", "Staleness of what arrives"),
+    "who-takes-part.png": ("Who takes part", "Who makes the model"),
+    "error-terms.png": ("What an update's error is made of", "The methods, term by term"),
+    "who-makes-the-model.png": ("Who makes the model", "Heterogeneity amplification"),
+    "amplification.png": ("Heterogeneity amplification", "The convergence claim"),
+    "convergence.png": ("The convergence claim", "How this was made"),
 }
-WITH_LEGEND = "slow-clients-over-time.png"
+WITH_LEGEND = ("slow-clients-over-time.png", "who-makes-the-model.png")
 _PLACES = """
 const place = (element) => element.getBoundingClientRect().top + window.scrollY;
 const legend = document.querySelector(".legend");
@@ -57,8 +64,10 @@ def main(page: str) -> None:
     whole, places = screenshot(Path(page))
     legend = _cut(whole, places["legend"], places["below"])
     for name, (first, after) in PICTURES.items():
+        if not {first or after, after} <= set(places):
+            continue
         part = _cut(whole, places[first] - MARGIN if first else 0, places[after] - MARGIN)
-        if name == WITH_LEGEND:
+        if name in WITH_LEGEND:
             part = _stack(legend, part)
         path = Path(__file__).with_name(name)
         part.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)

@@ -131,8 +131,10 @@ class Loopback:
         settings = ["--run-config", " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())]
         if self._simulated_nodes:
             settings += ["--federation-config", f"num-supernodes={self._simulated_nodes}"]
-        answer = self.flwr("run", str(app), NAME, *settings, "--format", "json")
-        return str(_json(answer)["run-id"])
+        answer = _json(self.flwr("run", str(app), NAME, *settings, "--format", "json"))
+        if not answer.get("success"):
+            raise AceflError(f"{app} was not taken: {answer}\n{self.log('superlink')}")
+        return str(answer["run-id"])
 
     def status(self, run: str) -> str:
         """`running`, `finished:completed`, `finished:failed` and the like."""
