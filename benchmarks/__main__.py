@@ -10,6 +10,7 @@ EVERY = (
     "clients",
     "many_clients",
     "server_memory",
+    "plan",
     "quadratic_gap",
     "probes",
     "checkpoint",

@@ -14,7 +14,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acefl import ACE, Arrival, Every, InvalidInput, Scenario, Server, Stop, resume, simulate, tasks
+from acefl import (
+    ACE,
+    ASGD,
+    Arrival,
+    Every,
+    InvalidInput,
+    Scenario,
+    Server,
+    Stop,
+    attacked,
+    load,
+    report,
+    resume,
+    simulate,
+    tasks,
+)
 from acefl.admission import REASONS, Gate, NormLimit, is_finite
 from acefl.rules import METHODS
 from acefl.testing import _equal
@@ -222,6 +237,19 @@ def test_a_run_is_that_of_its_accepted_arrivals_alone(method: RuleSettings, scri
     for state in (one, two):
         del state["refused"], state["gate"]["refused_in_a_row"]
     assert _equal(one, two)
+
+
+def test_whose_arrivals_were_refused_is_recorded_and_in_the_report(tmp_path: Path) -> None:
+    task = attacked(tasks.digits(clients=5, seed=0), "scaling", fraction=1.0, strength=1e6)
+    hostile, task.hostile = 4, frozenset([4])  # the slowest: by then the gate knows what is usual
+    limit, scenario = NormLimit(factor=10.0, history=3), Scenario(spread=30.0)
+    where = tmp_path / "run"
+    run = simulate(task, ASGD(), lr=0.01, scenario=scenario, stop=Stop(arrivals=100), norm_limit=limit, out=where)
+    count = run.refused["norm-out-of-line"]
+    assert run.refused_by_client == {hostile: {"norm-out-of-line": count}}
+    assert load(where).refused_by_client == run.refused_by_client
+    page = report.build(where).read_text(encoding="utf-8")
+    assert f"client {hostile}: {count} norm-out-of-line" in page
 
 
 def test_refusals_are_counted_per_client_in_bounded_memory_and_survive_a_checkpoint() -> None:

@@ -364,6 +364,7 @@ class Federation:
             clients=clients,
             events=self.events.frame(),
             refused=dict(self.server.refused),
+            refused_by_client={client: dict(why) for client, why in self.server.refused_by_client.items()},
             wall_seconds=self._seconds,
             diverged=not all(map(math.isfinite, losses)),
         )

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import torch
 
+from acefl import kernels
 from acefl.errors import InvalidInput, require
 from acefl.kernels.layout import Layout
+from acefl.rules.ace import ACE
 from acefl.rules.settings import check_count, check_table
-from acefl.table import Accumulator, Table
+from acefl.server import Server
+from acefl.types import Arrival
 
 MEASURED_UP_TO = 1 << 24  # parameters: longer vectors are timed at this length and scaled
 _ROWS = 6  # clients in the table that is timed: more rows than a cache holds at lengths where caches matter
@@ -45,14 +48,14 @@ class Forecast:
 
 
 def forecast(params: int, clients: int, *, table: str = "int8", home: str | os.PathLike[str] = "memory") -> Forecast:
-    """Sizes by arithmetic, time by running the real kernels on a small table of the same row length."""
+    """Sizes by arithmetic, time by running a real server with a few clients and rows of the same length."""
     check_count("params", params)
     check_count("clients", clients)
     check_table(table, home)
     row = Layout(table, params).row_bytes
     vector = 4 * params
     timed = min(params, MEASURED_UP_TO)
-    seconds, kernels = _time_arrival(timed, table, home)
+    seconds, kernel = _time_arrival(timed, table, home)
     return Forecast(
         params=params,
         clients=clients,
@@ -64,28 +67,30 @@ def forecast(params: int, clients: int, *, table: str = "int8", home: str | os.P
         upload_bytes=vector,
         traffic_bytes=vector + 2 * row + 4 * vector,
         seconds=seconds * params / timed,
-        kernels=kernels,
+        kernels=kernel,
     )
 
 
 def _time_arrival(params: int, table: str, home: str | os.PathLike[str]) -> tuple[float, str]:
+    """The median time a real server takes from an update to the next model, its gate's look at the update included."""
     model = torch.zeros(params)
     updates = [torch.randn(params) for _ in range(2)]
     with tempfile.TemporaryDirectory(dir=_beside(home)) as folder:
         place = home if home in ("memory", "device") else Path(folder) / "table"
-        rows = Table(_ROWS, model, encoding=table, home=place)
-        total = Accumulator(model)
+        rule = ACE(table=table, home=place, warmup="seen").build(_ROWS, model)
+        server = Server(model, rule, lr=1e-6, clients=_ROWS)
         times = []
         deadline = time.perf_counter() + 3.0
         for turn in range(200):
+            arrival = Arrival(turn % _ROWS, updates[turn % 2], server.version, server.version, turn)
             began = time.perf_counter()
-            rows.exchange_and_step(turn % _ROWS, updates[turn % 2], total, 1.0, model, 1e-6)
+            server.handle([arrival])
             times.append(time.perf_counter() - began)
             if turn >= 4 * _ROWS and time.perf_counter() > deadline:
                 break
-        name = type(rows._kernels).__name__
-        del rows
-    return statistics.median(times[2 * _ROWS :]), "numba" if name == "Compiled" else "torch"
+        del server, rule
+    kernel = type(kernels.choose(Layout(table, params), model.device)).__name__
+    return statistics.median(times[2 * _ROWS :]), "numba" if kernel == "Compiled" else "torch"
 
 
 def _beside(home: str | os.PathLike[str]) -> Path | None:

@@ -119,6 +119,7 @@ class Run:
     clients: list[dict[str, float]] = field(repr=False)  # mean_time, samples, participation, final accuracy and loss
     events: pd.DataFrame = field(repr=False)
     refused: dict[str, int] = field(default_factory=dict)
+    refused_by_client: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)  # unknown clients as -1
     wall_seconds: float = 0.0
     diverged: bool = False
 
@@ -139,6 +140,7 @@ class Run:
             "wall_seconds": self.wall_seconds,
             "diverged": self.diverged,
             "refused": self.refused,
+            "refused_by_client": {str(client): reasons for client, reasons in self.refused_by_client.items()},
         }
 
     @cached_property
@@ -193,11 +195,12 @@ def load(directory: str | os.PathLike[str]) -> Run:
             clients=[{str(name): value for name, value in row.items()} for row in clients.to_dict("records")],
             events=events,
             refused=dict(summary["refused"]),
+            refused_by_client={int(c): dict(why) for c, why in summary.get("refused_by_client", {}).items()},
             wall_seconds=float(summary["wall_seconds"]),
             diverged=bool(summary["diverged"]),
         )
     except (
-        *(OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError),
+        *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError),
         *(ArrowException, SafetensorError),
     ) as error:
         reason = " ".join(f"{error}".split())

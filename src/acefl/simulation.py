@@ -247,6 +247,7 @@ class Simulation:
             clients=clients,
             events=self.events.frame(),
             refused=dict(self.server.refused),
+            refused_by_client={client: dict(why) for client, why in self.server.refused_by_client.items()},
             wall_seconds=self._seconds,
             diverged=self.watcher.diverged or self._refuses_everything(),
         )

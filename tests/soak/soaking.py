@@ -1,4 +1,4 @@
-"""Runs of 1,000 clients that come and go, one after another, saved and killed and resumed, for as long as one likes.
+"""Runs of 1,000 clients that come and go and send nonsense, saved and killed and resumed, for as long as one likes.
 
 `python -m tests.soak.soaking --minutes 30` prints what happened as JSON. A life goes from run to run until it is
 killed; the next one goes on where it was. After each run it writes down how the run ended and how much memory it then
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import random
 import shlex
@@ -18,6 +19,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,21 +29,64 @@ from tests.killing import ended, in_a_child
 from tests.resumable import fingerprint
 
 import acefl
-from acefl import ACE, ACED, CA2FL, Every, FedBuff, InvalidInput, Run, Scenario, Stop, record, simulate, tasks
-from acefl.types import RuleSettings
+from acefl import (
+    ACE,
+    ACED,
+    CA2FL,
+    Every,
+    FedBuff,
+    InvalidInput,
+    NormLimit,
+    Run,
+    Scenario,
+    Stop,
+    keyed,
+    record,
+    simulate,
+    tasks,
+)
+from acefl.types import RuleSettings, Vector
 
 CLIENTS, DIM, ARRIVALS = 1000, 64, 20_000
 EVERY = Every(arrivals=1000)
 RULES: tuple[RuleSettings, ...] = (ACE(table="int8"), ACED(tau=2000), CA2FL(buffer=20), FedBuff(buffer=20))
 SHORTEST_LIFE = 5.0  # seconds
+FAULTS, FAULT_STREAM = (math.nan, math.inf, 1000.0), 97
 COMPARED = 3  # runs that were killed and are made once more, without checkpoints, to compare
 
 
+class Faulty:
+    """The task, of whose uploads one in twenty is not a number, infinite or a thousand times too long."""
+
+    def __init__(self, task: tasks.Task) -> None:
+        self._task = task
+        self.clients, self.samples, self.objective = task.clients, task.samples, task.objective
+        self.batch_limit = task.batch_limit
+
+    def describe(self) -> dict[str, Any]:
+        return {**self._task.describe(), "faulty": True}
+
+    def initial(self) -> Vector:
+        return self._task.initial()
+
+    def evaluate(self, model: Vector) -> tasks.Evaluation:
+        return self._task.evaluate(model)
+
+    def updates(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
+        sent = self._task.updates(models, clients, keys).clone()
+        for row, key in enumerate(keys):
+            fault = keyed.key(key, FAULT_STREAM) % 60
+            if fault < len(FAULTS):
+                sent[row] *= FAULTS[fault]
+        return sent
+
+
 def make(task: tasks.Task, number: int, **how: Any) -> Run:
-    """Run number so-and-so: a third of the clients leave and come back."""
+    """Run number so-and-so: a third of the clients leave and come back, and the gate is at work."""
     scenario = Scenario(spread=30.0, dropout=0.33, dropout_at=0.3, rejoin_at=0.6)
     rule = RULES[number % len(RULES)]
     stop = Stop(arrivals=ARRIVALS)
+    how |= {"norm_limit": NormLimit(factor=50.0)}
     return simulate(task, rule, lr=0.02, scenario=scenario, stop=stop, seed=number, evaluations=10, **how)
 
 
@@ -54,7 +99,7 @@ def live(task: tasks.Task, room: Path) -> None:
             run = acefl.resume(where, task=task)
         except InvalidInput:
             run = make(task, number, out=where, checkpoint=EVERY)
-        found = {"run": fingerprint(run), "life": os.getpid(), "arrivals": run.arrivals}
+        found = {"run": fingerprint(run), "life": os.getpid(), "arrivals": run.arrivals, "refused": run.refused}
         del run
         shutil.rmtree(where)
         gc.collect()
@@ -71,7 +116,7 @@ def resident() -> int:
 
 def soak(minutes: float, seed: int) -> dict[str, Any]:
     draw = random.Random(seed)
-    task = tasks.quadratic(clients=CLIENTS, dim=DIM)
+    task = Faulty(tasks.quadratic(clients=CLIENTS, dim=DIM))
     room = Path(tempfile.mkdtemp(prefix="acefl-soak-"))
     end = time.monotonic() + 60 * minutes
     lives, killed_during = 0, set()
@@ -85,6 +130,8 @@ def soak(minutes: float, seed: int) -> dict[str, Any]:
             if code != -signal.SIGKILL:
                 raise SystemExit(f"life {lives} ended by itself with code {code}")
             killed_during.add(len(list(room.glob("*.json"))))
+        if not list(room.glob("*.json")):
+            raise SystemExit(f"no run was finished in {minutes:g} minutes; allow more")
         done = [json.loads((room / f"{k}.json").read_text()) for k in range(len(list(room.glob("*.json"))))]
         compared = sorted(killed_during & set(range(len(done))))[:COMPARED]
         different = []
@@ -101,6 +148,7 @@ def soak(minutes: float, seed: int) -> dict[str, Any]:
         "lives killed": lives,
         "runs finished": len(done),
         "arrivals": sum(run["arrivals"] for run in done),
+        "refused": dict(sum((Counter(run["refused"]) for run in done), Counter())),
         "runs killed and compared with runs never killed": compared,
         "different": different,
         "memory MB": memory(done),

@@ -1,4 +1,4 @@
-"""Half an hour of 1,000 clients that come and go, checkpoints and kills: memory stays flat and nothing is lost."""
+"""Half an hour of 1,000 clients, churn, bad input, checkpoints and kills: memory stays flat and nothing is lost."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def test_memory_stays_flat_and_nothing_is_lost() -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["different"] == []
+    assert set(found["refused"]) == {"non-finite", "norm-out-of-line"}
     assert found["runs killed and compared with runs never killed"]
     memory = found["memory MB"]
     assert memory["runs in the longest life"] >= 5, "too short to tell"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from html import escape
 from typing import Any
 
 from acefl.report.recorded import Comparison, Method
 
+_MOST_NAMED = 8  # clients whose refusals are listed one by one
 _CLOCKS = {
     "event": "event: every arrival is given to the method as it comes, and the model's version counts the server's "
     "steps (Algorithm 1 of the paper: one arrival, one step)",
@@ -81,8 +83,22 @@ def _full_name(method: Method) -> str:
 
 
 def _refused(method: Method) -> str:
-    total: dict[str, int] = {}
+    total: Counter[str] = Counter()
+    by_client: dict[str, Counter[str]] = {}
     for run in method.runs:
-        for reason, count in (run.summary.get("refused") or {}).items():
-            total[reason] = total.get(reason, 0) + int(count)
-    return ", ".join(f"{count:,} {reason}" for reason, count in sorted(total.items()) if count) or "none"
+        total.update(run.summary.get("refused") or {})
+        for client, reasons in (run.summary.get("refused_by_client") or {}).items():
+            by_client.setdefault(client, Counter()).update(reasons)
+    most = sorted(by_client.items(), key=lambda entry: (-entry[1].total(), int(entry[0])))
+    named = [f"{_client(client)}: {_counts(reasons)}" for client, reasons in most[:_MOST_NAMED]]
+    if len(most) > _MOST_NAMED:
+        named.append(f"{len(most) - _MOST_NAMED:,} more clients")
+    return " · ".join([_counts(total) or "none", *named])
+
+
+def _client(name: str) -> str:
+    return "unknown clients" if name == "-1" else f"client {name}"
+
+
+def _counts(reasons: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()) if count)
