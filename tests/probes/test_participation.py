@@ -16,8 +16,8 @@ from tests.rules.oracles import Oracle
 
 from acefl import ACE, ACED, ASGD, CA2FL, FedBuff, Scenario, Stop, simulate, tasks
 from acefl.probes import Participation
+from acefl.probes.influence import Influence
 from acefl.probes.participation import effective, gini, rank_correlation
-from acefl.probes.shadow import InfluenceShadow
 from acefl.record import Run
 from acefl.simulation import Simulation
 from acefl.types import RuleSettings
@@ -67,12 +67,11 @@ def test_under_ace_all_have_the_same_influence_and_under_asgd_what_their_speed_g
 def test_neighbours_in_speed_share_a_coordinate_above_the_most_that_are_followed() -> None:
     """Weights are then known per group, and their sums are those of the clients in it."""
     order = [3, 1, 5, 0, 2, 4]
-    each = InfluenceShadow(ASGD(), CLIENTS, TASK.samples, order, CLIENTS)
-    grouped = InfluenceShadow(ASGD(), CLIENTS, TASK.samples, order, 3)
-    for client in (3, 3, 1, 4, 0, 3, 2, 4):
-        for shadow in (each, grouped):
-            shadow.absorb(client, 0, 0)
-            shadow.step()
+    each = Influence(ASGD(), CLIENTS, TASK.samples, order, CLIENTS)
+    grouped = Influence(ASGD(), CLIENTS, TASK.samples, order, 3)
+    clients, versions = np.asarray([3, 3, 1, 4, 0, 3, 2, 4]), np.arange(8)
+    for shadow in (each, grouped):
+        shadow.follow(clients, versions, versions)
     assert each.sums.tolist() == [3, 1, 0, 1, 1, 2]  # by rank of speed
     assert grouped.sums.tolist() == [4, 1, 3]
     assert grouped.size.tolist() == [2, 2, 2]
@@ -84,13 +83,19 @@ def test_staleness_is_that_of_the_recorded_events(rule: RuleSettings) -> None:
     events = finished.events.assign(staleness=lambda e: e["version"] - e["trained_on"])
     per_client = events.groupby("client")["staleness"].mean()
     for row in finished.clients:
+        own = events[events["client"] == row["client"]]["staleness"]
         assert row["staleness"] == pytest.approx(per_client[row["client"]])
+        assert row["staleness_median"] == own.quantile(0.5, interpolation="lower")
+        assert (own <= row["staleness_p90"]).mean() >= 0.9 > (own < row["staleness_p90"]).mean()
+        assert row["staleness_max"] == own.max()
     history = finished.history
     for before, now in zip(history["arrival"], history["arrival"].iloc[1:], strict=False):
         window = events["staleness"].iloc[int(before) : int(now)]
         row = history[history["arrival"] == now].iloc[0]
         assert row["staleness_mean"] == pytest.approx(window.mean())
         assert row["staleness_max"] == window.max()
+        assert row["staleness_median"] == window.quantile(0.5, interpolation="lower")
+        assert (window <= row["staleness_p90"]).mean() >= 0.9 > (window < row["staleness_p90"]).mean()
 
 
 @pytest.mark.parametrize("rule", [ACE(), ACED(tau=20), CA2FL(buffer=4), ASGD()])

@@ -7,12 +7,12 @@ would not do: under ACE a client that arrives once in a thousand steps still has
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from acefl.probes.shadow import InfluenceShadow
+from acefl.probes.influence import Influence, Whole
 from acefl.timing import slowest
 from acefl.types import Arrival, State, Step
 
@@ -29,86 +29,110 @@ class Participation:
 
     `influence_gini` (0: all alike, towards 1: one client alone), `influence_clients` (the effective number of clients,
     1 / sum of squared shares), `influence_speed` (rank correlation of influence with speed), `influence_slow` (share of
-    the slowest fifth), and `staleness_mean` and `staleness_max` of what arrived since the evaluation before.
-    `run.clients` gets each client's share of `influence` and its mean `staleness`. Above 256 clients those of like
-    speed are followed in groups.
+    the slowest fifth), and `staleness_mean`, `_median`, `_p90` and `_max` of what arrived since the evaluation before.
+    `run.clients` gets each client's share of `influence`, its mean `staleness`, and that one's median, 90th percentile
+    and maximum. Above 256 clients those of like speed are followed in groups.
+
+    All of it comes from the log of arrivals that a run keeps anyway, read at evaluations: watching costs an arrival
+    nothing.
     """
 
     def started(self, run: Simulation) -> None:
-        self._mean_times = run.mean_times()
-        clients = len(self._mean_times)
-        order = sorted(range(clients), key=lambda i: (self._mean_times[i], i))
-        self._shadow = InfluenceShadow(run.settings, clients, run.task.samples, order, MOST_GROUPS)
-        self._waiting: list[tuple[int, int, int] | None] = []  # arrivals not yet given to the shadow; None: a step
-        self._visits = np.zeros(clients, dtype=np.int64)
-        self._staleness = np.zeros(clients, dtype=np.int64)  # summed over visits
-        self._recent = [0, 0, 0]  # arrivals since the last evaluation, their staleness summed, and its maximum
+        mean_times = run.mean_times()
+        self._clients = len(mean_times)
+        order = sorted(range(self._clients), key=lambda i: (mean_times[i], i))
+        self._speed_ranks = _ranks(1.0 / np.asarray(mean_times))
+        self._slow = slowest(mean_times)
+        self._influence = Influence(run.settings, self._clients, run.task.samples, order, MOST_GROUPS)
+        self._events = run.events
+        self._version = 0
+        self._followed = 0  # arrivals whose step is made, and known to the shadow
+        self._shown = 0  # arrivals before the last evaluation
 
     def arrived(self, arrival: Arrival, reason: str) -> None:
-        if not reason:
-            self._waiting.append((arrival.client, arrival.trained_on, arrival.version))
+        pass
 
     def stepped(self, step: Step, server: Server) -> None:
-        if step.stepped:
-            self._waiting.append(None)
+        self._version = step.version
 
     def evaluated(self, row: dict[str, float]) -> None:
+        _, staleness = self._staleness(self._shown)
+        self._shown = len(self._events.time)
+        if len(staleness):
+            ordered = np.sort(staleness)
+            middle, high = (float(ordered[_place(q, len(ordered))]) for q in (0.5, 0.9))
+            row |= {"staleness_mean": float(staleness.mean()), "staleness_median": middle}
+            row |= {"staleness_p90": high, "staleness_max": float(ordered[-1])}
         shares = self.shares()
-        arrivals, total, most = self._recent
-        if arrivals:
-            row |= {"staleness_mean": total / arrivals, "staleness_max": float(most)}
-        self._recent = [0, 0, 0]
         if shares is not None:
-            speeds = 1.0 / np.asarray(self._mean_times)
             row["influence_gini"] = gini(shares)
             row["influence_clients"] = effective(shares)
-            row["influence_speed"] = rank_correlation(shares, speeds)
-            row["influence_slow"] = float(shares[slowest(self._mean_times)].sum())
+            row["influence_speed"] = _correlation(_ranks(shares), self._speed_ranks)
+            row["influence_slow"] = float(shares[self._slow].sum())
 
     def per_client(self) -> dict[str, list[float]]:
         shares = self.shares()
-        visits = np.maximum(self._visits, 1)
-        nothing = np.zeros(len(visits))
-        return {
-            "influence": (nothing if shares is None else shares).tolist(),
-            "staleness": np.where(self._visits > 0, self._staleness / visits, np.nan).tolist(),
-        }
+        client, staleness = self._staleness(0)
+        ordered = staleness[np.lexsort((staleness, client))]
+        visits = np.bincount(client, minlength=self._clients)
+        came = visits > 0
+        first = np.cumsum(visits)[came] - visits[came]
+        columns = {"staleness": np.full(self._clients, np.nan)}
+        columns["staleness"][came] = np.bincount(client, staleness, self._clients)[came] / visits[came]
+        for name, q in (("median", 0.5), ("p90", 0.9), ("max", 1.0)):
+            of_client = columns[f"staleness_{name}"] = np.full(self._clients, np.nan)
+            of_client[came] = ordered[first + _place(q, visits[came])]
+        columns["influence"] = np.zeros(self._clients) if shares is None else shares
+        return {name: values.tolist() for name, values in columns.items()}
 
     def state_dict(self) -> State:
         self._catch_up()
         return {
-            "shadow": self._shadow.state_dict(),
-            "visits": self._visits.tolist(),
-            "staleness": self._staleness.tolist(),
-            "recent": list(self._recent),
+            "influence": self._influence.state_dict(),
+            "version": self._version,
+            "followed": self._followed,
+            "shown": self._shown,
         }
 
     def load_state_dict(self, state: State) -> None:
-        self._shadow.load_state_dict(state["shadow"])
-        self._visits, self._staleness = np.asarray(state["visits"]), np.asarray(state["staleness"])
-        self._recent = list(state["recent"])
+        self._influence.load_state_dict(state["influence"])
+        self._version = int(state["version"])
+        self._followed, self._shown = int(state["followed"]), int(state["shown"])
 
     def shares(self) -> Array | None:
         """Every client's share of influence; None before the first step."""
         self._catch_up()
-        each: Array = (self._shadow.sums / self._shadow.size)[self._shadow.group]
+        each: Array = (self._influence.sums / self._influence.size)[self._influence.group]
         total = float(each.sum())
         return each / total if total > 0 else None
 
     def _catch_up(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for event in waiting:
-            if event is None:
-                self._shadow.step()
-            else:
-                self._shadow.absorb(*event)
-        arrivals = np.asarray([event for event in waiting if event is not None], dtype=np.int64).reshape(-1, 3)
-        if len(arrivals):
-            staleness = arrivals[:, 2] - arrivals[:, 1]
-            np.add.at(self._visits, arrivals[:, 0], 1)
-            np.add.at(self._staleness, arrivals[:, 0], staleness)
-            count, total, most = self._recent
-            self._recent = [count + len(staleness), total + int(staleness.sum()), max(most, int(staleness.max()))]
+        """Tell the shadow of the arrivals whose step is made; those of an unfinished buffer wait."""
+        row, client, trained_on, version = self._accepted(self._followed)
+        done = int(np.searchsorted(version, self._version))
+        if done:
+            self._influence.follow(client[:done], trained_on[:done], version[:done])
+            self._followed = int(row[done - 1]) + 1
+
+    def _accepted(self, since: int) -> tuple[Whole, Whole, Whole, Whole]:
+        """Row, client, model and version of the accepted arrivals from this row of the log on."""
+        log = self._events
+        columns = [np.frombuffer(column[since:], np.int64) for column in (log.client, log.trained_on, log.version)]
+        row = np.arange(since, len(log.time))
+        if log.reasons:
+            kept = ~np.isin(row, list(log.reasons))
+            row, *columns = (column[kept] for column in (row, *columns))
+        return row, columns[0], columns[1], columns[2]
+
+    def _staleness(self, since: int) -> tuple[Whole, Whole]:
+        """Whose arrivals came from this row of the log on, and how stale they were."""
+        _, client, trained_on, version = self._accepted(since)
+        return client, version - trained_on
+
+
+def _place(q: float, count: Any) -> Any:
+    """Where, among so many numbers in order, that one is which a share q of them does not exceed."""
+    return np.maximum(np.ceil(q * np.asarray(count) - 1e-9).astype(np.int64) - 1, 0)
 
 
 def gini(shares: Sequence[float] | Array) -> float:
@@ -129,7 +153,10 @@ def effective(shares: Sequence[float] | Array) -> float:
 
 def rank_correlation(left: Sequence[float] | Array, right: Sequence[float] | Array) -> float:
     """Spearman's; 0 where one side is constant: then nothing goes with anything."""
-    a, b = (_ranks(np.asarray(values, dtype=np.float64)) for values in (left, right))
+    return _correlation(*(_ranks(np.asarray(values, dtype=np.float64)) for values in (left, right)))
+
+
+def _correlation(a: Array, b: Array) -> float:
     a, b = a - a.mean(), b - b.mean()
     below = float(np.sqrt(np.square(a).sum() * np.square(b).sum()))
     return float((a * b).sum()) / below if below > 0 else 0.0

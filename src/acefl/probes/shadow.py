@@ -12,13 +12,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from acefl import keyed
 from acefl.errors import AceflError, InvalidInput
-from acefl.rules.fedbuff import BufferRule
-from acefl.table import Accumulator, Table
 from acefl.types import Arrival, Rule, RuleSettings, State, Vector
 
 _NOTHING = 1e-7  # a coefficient below this is what rounding left of a contribution that is no longer there
@@ -155,82 +152,3 @@ def _vectors(state: Any, dim: int) -> Iterator[torch.Tensor]:
     elif isinstance(state, list | tuple):
         for value in state:
             yield from _vectors(value, dim)
-
-
-class _SameAgain(Table):
-    """A table that need not look twice at a vector it has: in client space every visit brings the same one."""
-
-    def __init__(self, clients: int, like: Vector) -> None:
-        super().__init__(clients, like)
-        self._given: dict[int, Vector] = {}
-
-    def exchange(self, client: int, new: Vector, into: Accumulator | Vector, scale: float) -> None:
-        if self._given.get(client) is not new:
-            super().exchange(client, new, into, scale)
-            self._given[client] = new
-
-    def forget(self, client: int) -> None:
-        self._given.pop(client, None)
-        super().forget(client)
-
-
-class InfluenceShadow:
-    """Every client's weights, summed over all steps: unit vectors with one coordinate per client.
-
-    Above `most` clients neighbours in the given order share a coordinate, so that memory stays linear in the number of
-    clients. A rule that only has a buffer remembers nobody beyond it, so its weights are known without any vector.
-    """
-
-    def __init__(self, settings: RuleSettings, clients: int, samples: list[int], order: list[int], most: int) -> None:
-        groups = min(clients, most)
-        self._rule = shadow_rule(settings, clients, torch.zeros(groups), samples)
-        self._buffer: list[tuple[int, float]] = []
-        if type(getattr(self._rule, "table", None)) is Table:
-            vars(self._rule)["table"] = _SameAgain(clients, torch.zeros(groups))
-        self.group = [0] * clients
-        for rank, client in enumerate(order):
-            self.group[client] = rank * groups // clients
-        self.size = np.bincount(self.group, minlength=groups)
-        self._units = list(torch.eye(groups).unbind(0))
-        self._nothing = torch.zeros(groups)
-        self._came_before: set[int] | None = set() if getattr(settings, "sends_differences", False) else None
-        self.sums = np.zeros(groups)
-        self._direction: Vector | None = None
-
-    def absorb(self, client: int, trained_on: int, version: int) -> None:
-        group = self.group[client]
-        if type(self._rule) is BufferRule:
-            self._buffer.append((group, self._rule.weigh(version - trained_on)))
-            return
-        update = self._units[group]
-        if self._came_before is not None:
-            if client in self._came_before:
-                update = self._nothing  # the change of a unit vector since the last visit
-            self._came_before.add(client)
-        self._rule.absorb(Arrival(client, update, trained_on, version, 0))
-
-    def step(self) -> None:
-        if type(self._rule) is BufferRule:
-            for group, weight in self._buffer:
-                self.sums[group] += weight / len(self._buffer)
-            self._buffer.clear()
-            return
-        direction = self._rule.direction()
-        if direction is not self._direction:  # most rules lend the same tensor every time: one view serves
-            self._direction, self._view = direction, direction.numpy()
-        self.sums += self._view
-
-    def state_dict(self) -> State:
-        return {
-            "rule": self._rule.state_dict(),
-            "sums": self.sums.tolist(),
-            "buffer": [list(entry) for entry in self._buffer],
-            "came_before": sorted(self._came_before or ()),
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        self._rule.load_state_dict(state["rule"])
-        self.sums[:] = state["sums"]
-        self._buffer = [(int(group), float(weight)) for group, weight in state["buffer"]]
-        if self._came_before is not None:
-            self._came_before = set(state["came_before"])

@@ -97,10 +97,19 @@ def fairness(comparison: Comparison) -> Figure | None:
     return Figure(
         "fairness",
         "Slow clients against fast clients",
-        caption + seeds_said(len(comparison.seeds)),
+        caption + seeds_said(len(comparison.seeds)) + _worst(comparison),
         panels,
         columns=len(panels),
     )
+
+
+def _worst(comparison: Comparison) -> str:
+    """The client that is served worst, per method, in words."""
+    name = next((name for name in ("accuracy", "loss") if comparison.measures(f"worst_{name}")), None)
+    if name is None:
+        return ""
+    said = [f"{method.label} {np.mean(method.finals(f'worst_{name}')):.3g}" for method in comparison.methods]
+    return f" The {name} of the worst served client: {', '.join(said)}."
 
 
 def _two_fifths(comparison: Comparison) -> Panel | None:

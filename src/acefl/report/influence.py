@@ -51,17 +51,33 @@ def figure(comparison: Comparison) -> Figure | None:
 
 
 def _relative(method: Method) -> tuple[np.ndarray, np.ndarray]:
-    """Mean rank and mean influence of groups of neighbours in speed, per seed, as a multiple of an equal share."""
-    per_seed = [run.clients["influence"].to_numpy(float) for run in method.runs]
+    """Mean influence of groups of neighbours in speed, per seed, as a multiple of an equal share."""
+    ranks, shares = by_speed(method, "influence")
+    return ranks, shares * min(len(run.clients) for run in method.runs)
+
+
+def by_speed(method: Method, column: str) -> tuple[np.ndarray, np.ndarray]:
+    """Mean rank, and per seed the mean of a column, of groups of neighbours in speed."""
+    per_seed = [run.clients[column].to_numpy(float) for run in method.runs]
     count = min(len(values) for values in per_seed)
     groups = np.array_split(np.arange(count), min(count, _GROUPS))
     ranks = np.asarray([group.mean() + 1 for group in groups])
-    return ranks, np.stack([[values[group].mean() * len(values) for group in groups] for values in per_seed])
+    return ranks, np.stack([[mean(values[group]) for group in groups] for values in per_seed])
+
+
+def mean(values: np.ndarray) -> float:
+    """Of those that are known."""
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else float("nan")
 
 
 def _said(method: Method) -> str:
     """How even the influence is, in words."""
-    clients, even = method.finals("influence_clients"), method.finals("influence_gini")
-    if not np.isfinite(clients).all():
+    names = ("influence_clients", "influence_gini", "influence_speed")
+    clients, even, speed = (float(np.mean(method.finals(name))) for name in names)
+    if not np.isfinite(clients):
         return ""
-    return f"{method.label}: as if {np.mean(clients):.0f} clients counted (Gini {abs(np.mean(even)):.2f})."
+    return (
+        f"{method.label}: as if {clients:.0f} clients counted (Gini {abs(even):.2f}, rank correlation with speed "
+        f"{speed:.2f})."
+    )

@@ -9,18 +9,37 @@ from typing import Any
 import numpy as np
 
 from acefl.report import style
-from acefl.report.drawing import Figure, Panel, numbers
+from acefl.report.drawing import Figure, Panel, band, line, numbers, solid_first
+from acefl.report.influence import by_speed
 from acefl.report.recorded import Comparison, Method
 
 _ROW = 0.86  # height of the tallest histogram, in rows
 
 
 def figure(comparison: Comparison) -> Figure | None:
-    """One histogram per method, one above the other over the same log axis; binned here, so the page stays small."""
-    pooled = {method.label: _pooled(method) for method in comparison.methods}
+    """The staleness of all arrivals, and that of each client's."""
+    pooled = {method.label: of_all(method) for method in comparison.methods}
     pooled = {label: counts for label, counts in pooled.items() if counts}
     if not pooled:
         return None
+    caption = (
+        "Staleness of an update: how many steps the server took between handing out a model and getting the update "
+        "computed on it. Accepted arrivals of all seeds; height is the share of arrivals in each bin, on one scale "
+        "for all methods; triangles mark medians."
+    )
+    panels = [_overall(comparison, pooled)]
+    each = _of_each_client(comparison)
+    if each is not None:
+        panels.append(each)
+        caption += (
+            " Below: each client's own median (line) and 90th percentile (upper edge of the band), clients in groups "
+            "of equal size by speed, mean over seeds."
+        )
+    return Figure("staleness", "Staleness of what arrives", caption, panels)
+
+
+def _overall(comparison: Comparison, pooled: dict[str, Counter[int]]) -> Panel:
+    """One histogram per method, one above the other over the same log axis; binned here, so the page stays small."""
     looks = style.looks(comparison.methods)
     edges = _edges(max(max(counts) for counts in pooled.values()))
     shares = {label: _shares(counts, edges) for label, counts in pooled.items()}
@@ -29,7 +48,7 @@ def figure(comparison: Comparison) -> Figure | None:
     traces: list[dict[str, Any]] = []
     for row, label in enumerate(reversed(pooled)):
         heights = row + shares[label] / tallest * _ROW
-        median, most = _quantile(pooled[label], 0.5), max(pooled[label])
+        median, most = quantile(pooled[label], 0.5), max(pooled[label])
         traces.append(
             {
                 "type": "scatter",
@@ -77,15 +96,35 @@ def figure(comparison: Comparison) -> Figure | None:
             "ticklabelstandoff": 8,
         },
     )
-    caption = (
-        "Staleness of an update: how many steps the server took between handing out a model and getting the update "
-        "computed on it. Accepted arrivals of all seeds; height is the share of arrivals in each bin, on one scale "
-        "for all methods; triangles mark medians."
+    return Panel("", traces, layout)
+
+
+def _of_each_client(comparison: Comparison) -> Panel | None:
+    """Median and 90th percentile over clients by speed; None where they were not recorded."""
+    columns = ("staleness_median", "staleness_p90")
+    watched = [m for m in comparison.methods if all(set(columns) <= set(run.clients.columns) for run in m.runs)]
+    if not watched:
+        return None
+    looks = style.looks(comparison.methods)
+    bands, lines, most = [], [], 1.0
+    for method in watched:
+        ranks, middle = by_speed(method, columns[0])
+        _, high = by_speed(method, columns[1])
+        medians, highs = (np.log10(1 + values.mean(axis=0)) for values in (middle, high))
+        bands.append(band(method.label, looks[method.label], ranks, medians, highs))
+        lines.append(line(method.label, looks[method.label], ranks, medians, hoverinfo="skip"))
+        most = max(most, float(np.nanmax(high)))
+    layout = style.layout(
+        "clients, fastest to slowest",
+        "staleness",
+        height=340,
+        yaxis=_ticks(round(most)) | {"range": [0, 1.05 * float(np.log10(1 + most))]},
     )
-    return Figure("staleness", "Staleness of what arrives", caption, [Panel("", traces, layout)])
+    return Panel("of each client's updates", [*bands, *solid_first(lines)], layout)
 
 
-def _pooled(method: Method) -> Counter[int]:
+def of_all(method: Method) -> Counter[int]:
+    """How many accepted arrivals of all seeds had each staleness."""
     total: Counter[int] = Counter()
     for run in method.runs:
         total.update(run.staleness)
@@ -108,7 +147,8 @@ def _shares(counts: Counter[int], edges: np.ndarray) -> np.ndarray:
     return np.asarray(binned / weights.sum() / np.diff(np.log10(1 + edges)))
 
 
-def _quantile(counts: Counter[int], q: float) -> int:
+def quantile(counts: Counter[int], q: float) -> int:
+    """The least staleness that a share q of the arrivals does not exceed."""
     values = sorted(counts)
     reached = np.cumsum([counts[value] for value in values])
     return values[int(np.searchsorted(reached, q * reached[-1]))]
