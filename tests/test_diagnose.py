@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from selenium.webdriver import Chrome
 from selenium.webdriver.support.ui import WebDriverWait
 
-from acefl import ACE, ASGD, FedBuff, InvalidInput, amplification, convergence, report
+from acefl import ACE, ASGD, FedBuff, InvalidInput, Stop, amplification, convergence, report, tasks
 from acefl.cli import main
 from acefl.diagnose import diagnose, measure
 from acefl.record import load
@@ -35,10 +36,54 @@ def test_the_table_has_what_the_paper_says_in_words(folder: Path) -> None:
     assert table["averages"].to_dict() == pytest.approx({"ACE": 10, "FedBuff(buffer=4)": 4, "ASGD": 1})
     assert table.loc["ACE", "bias"] < 1e-12 * table.loc["ACE", "mse"]
     assert table.loc["ASGD", "bias"] > table.loc["FedBuff(buffer=4)", "bias"] > 0.01
-    assert table.loc["ACE", "influence_clients"] == pytest.approx(10)
     text = diagnosis.readable(table.reset_index()).set_index("method")
     assert text["bias"].to_list()[0] == "none"
     assert text["is σ² /"].to_list() == ["10", "4", "1"]
+
+
+def test_who_counts_and_who_is_served_is_in_a_table(folder: Path) -> None:
+    found = diagnosis.load(folder)
+    table = diagnosis.participation(found).set_index("method")
+    assert table.loc["ACE", "influence_clients"] == pytest.approx(10)
+    assert table.loc["ACE", "influence_speed"] == 0.0
+    assert table.loc["ASGD", "influence_gini"] > 0.2
+    for method in table.index:
+        runs = [run for one in found.methods.methods if one.label == method for run in one.runs]  # type: ignore[union-attr]
+        [run] = [load(run.directory) for run in runs]
+        staleness = run.events["version"] - run.events["trained_on"]
+        assert table.loc[method, "staleness_median"] == staleness.quantile(0.5, interpolation="lower")
+        assert table.loc[method, "staleness_max"] == staleness.max()
+        assert table.loc[method, "worst_loss"] == max(row["loss"] for row in run.clients)
+    text = diagnosis.readable_participation(table.reset_index())
+    assert set(text["clients that count"]) > {"10"}
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "correlation with speed" in page
+    assert "loss of the worst served client: ACE" in page
+
+
+def test_a_users_own_task_whose_gradients_must_be_sampled_gets_intervals(tmp_path: Path) -> None:
+    """Dropout has no exact gradient: every term is an estimate between its ends, and ACE's bias is still none."""
+
+    def mine(seed: int) -> tasks.TorchTask:
+        draw = torch.Generator().manual_seed(seed)
+        data = [torch.randn(12, 3, generator=draw) + client for client in range(5)]
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.2), torch.nn.Linear(4, 2))
+        return tasks.TorchTask(model, torch.nn.CrossEntropyLoss(), [(x, (x[:, 0] > 1).long()) for x in data], batch=4)
+
+    out = diagnose(
+        mine, (ACE(), ASGD()), out=tmp_path / "mine", stop=Stop(arrivals=60), every=10, lr=0.05, parts=("terms",)
+    )
+    found = diagnosis.load(out)
+    assert found.methods is not None
+    for run in found.methods.runs:
+        rows = run.metrics.dropna(subset="noise")
+        assert len(rows) >= 3
+        for name in ("noise", "bias", "delay", "mse"):
+            assert (rows[f"{name}_low"] <= rows[name]).all()
+            assert (rows[name] <= rows[f"{name}_high"]).all()
+    assert diagnosis.readable(diagnosis.impact(found))["bias"].to_list()[0] == "none"
+    assert any("ACE has none" in sentence for sentence in diagnosis.sentences(found))
 
 
 def test_the_table_is_made_of_the_second_half_of_the_recorded_runs(folder: Path) -> None:
@@ -75,8 +120,12 @@ def test_the_page_draws_every_figure(folder: Path, browser: Chrome) -> None:
     browser.get((folder / "report.html").as_uri())
     drawn = WebDriverWait(browser, 120).until(lambda page: page.execute_script("return document.body.dataset.drawn"))
     sections = [section.get_attribute("id") for section in browser.find_elements("css selector", "section.figure")]
-    assert sections == ["stacked", "terms", "influence", "amplification", "rate"]
-    assert int(drawn) == 3 + 4 + 1 + 6 + 2 == len(browser.find_elements("css selector", ".plot .main-svg:first-child"))
+    figures = {"stacked": 3, "terms": 4, "cosines": 4, "influence": 1, "staleness": 2, "fairness": 1}
+    figures |= {"amplification": 6, "rate": 2}
+    assert sections == list(figures)
+    assert (
+        int(drawn) == sum(figures.values()) == len(browser.find_elements("css selector", ".plot .main-svg:first-child"))
+    )
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 

@@ -56,6 +56,12 @@ def test_tensorboard_has_every_number_of_the_history_while_the_run_goes_on(tmp_p
         assert [value for _, value in shown] == pytest.approx([value for _, value in expected], rel=1e-6)
     names = {tag.partition("/")[2] for tag in tags}
     assert names == set().union(*map(known, finished.metrics)) | {"step", "time"}
+    for name in ("influence", "staleness", "staleness_p90", "participation", "loss"):
+        last = reader.Histograms(f"each client/{name}")[-1]
+        values = [row[name] for row in finished.clients]
+        assert last.step == finished.arrivals
+        assert last.histogram_value.num == len(values)
+        assert last.histogram_value.sum == pytest.approx(sum(values))
 
 
 def test_weights_and_biases_gets_settings_numbers_and_an_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
 """The convergence claim, measured: the mean squared gradient over T steps against T and n, with lr = c sqrt(n / T).
 
 The paper's Theorem 1 bounds the mean over all steps of ||grad F(w)||^2 for ACE by terms in 1 / sqrt(n T), plus one in
-1 / T: a slope of -1/2 in log-log axes, against the number of steps and against the number of clients. The second half
-of the run alone, in which the start is forgotten and sampling noise is what is left, should have the same slope.
+1 / T: a slope of -1/2 in log-log axes, against the number of steps and against the number of clients. The mean over the
+second half of the run alone tells what the whole run's is made of: it has that slope only where sampling noise is all
+that is left, falls faster where the start is not yet forgotten, and not at all where a bias stays.
 """
 
 from __future__ import annotations

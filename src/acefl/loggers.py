@@ -13,9 +13,12 @@ from __future__ import annotations
 import importlib
 import math
 import os
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
 
 from acefl.errors import InvalidInput
 from acefl.types import Arrival, Step
@@ -36,6 +39,7 @@ class Logger:
     """What all loggers share: they hear of evaluations, and of the run's settings before anything happens."""
 
     def started(self, run: Simulation) -> None:
+        self._watched = weakref.ref(run)  # which holds this logger: a circle would keep its files open
         self.configure(run.config)
 
     def arrived(self, arrival: Arrival, reason: str) -> None:
@@ -46,7 +50,9 @@ class Logger:
 
     def evaluated(self, row: dict[str, float]) -> None:
         metrics = {_grouped(name): value for name, value in row.items() if name not in AXES and math.isfinite(value)}
-        self.write(metrics, {axis: row[axis] for axis in AXES})
+        axes = {axis: row[axis] for axis in AXES}
+        self.write(metrics, axes)
+        self.write_clients(self._each_client, axes)
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -69,12 +75,23 @@ class Logger:
         """Show the metrics of one evaluation, made at this step, arrival and time."""
         raise NotImplementedError
 
+    def write_clients(self, each: Callable[[], Mapping[str, list[float]]], axes: Mapping[str, float]) -> None:
+        """Show how clients differ: `each()` has one number per client and column, as in `run.clients`. A logger without
+        a place for distributions leaves this out, and then they are not computed."""
+
     def close(self) -> None:
         """Nothing more will be written."""
 
+    def _each_client(self) -> dict[str, list[float]]:
+        run = self._watched()
+        rows = run.clients() if run is not None else []
+        names = [name for name in rows[0] if name not in ("client", "mean_time", "samples")] if rows else []
+        known = {name: [row[name] for row in rows if math.isfinite(row[name])] for name in names}
+        return {name: values for name, values in known.items() if values}
+
 
 class TensorBoard(Logger):
-    """Scalars in a directory that `tensorboard --logdir` reads while the run goes on.
+    """Scalars, and histograms over clients, in a directory that `tensorboard --logdir` reads while the run goes on.
 
     The horizontal axis is the number of arrivals: what methods that step differently often have in common.
     """
@@ -89,6 +106,10 @@ class TensorBoard(Logger):
     def write(self, metrics: Mapping[str, float], axes: Mapping[str, float]) -> None:
         for name, value in {**metrics, "progress/step": axes["step"], "progress/time": axes["time"]}.items():
             self._writer.add_scalar(name, value, int(axes["arrival"]))
+
+    def write_clients(self, each: Callable[[], Mapping[str, list[float]]], axes: Mapping[str, float]) -> None:
+        for name, values in each().items():
+            self._writer.add_histogram(f"each client/{name}", np.asarray(values), int(axes["arrival"]))
         self._writer.flush()
 
     def close(self) -> None:

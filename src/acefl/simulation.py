@@ -230,12 +230,16 @@ class Simulation:
         for observer in self.observers:
             observer.evaluated(row)
 
-    def result(self) -> Run:
+    def clients(self) -> list[dict[str, float]]:
+        """One row per client as of the last evaluation, with what the observers know of it."""
         clients = self.watcher.clients(self.server)
         for columns in _methods(self.observers, "per_client"):
             for name, values in columns().items():
                 for row, value in zip(clients, values, strict=True):
                     row[name] = value
+        return clients
+
+    def result(self) -> Run:
         return Run(
             config=self.config,
             metrics=self.watcher.metrics,
@@ -244,7 +248,7 @@ class Simulation:
             arrivals=self.server.accepted,
             time=self.fleet.now,
             participation=self.server.participation,
-            clients=clients,
+            clients=self.clients(),
             events=self.events.frame(),
             refused=dict(self.server.refused),
             refused_by_client={client: dict(why) for client, why in self.server.refused_by_client.items()},

@@ -104,17 +104,20 @@ def diagnose(
             progress=progress,
         )
     found = diagnosis.load(out)
-    impact, slopes = diagnosis.impact(found), diagnosis.slopes(found)
+    impact, who, slopes = diagnosis.impact(found), diagnosis.participation(found), diagnosis.slopes(found)
     if json:
         result = record.read_json(out / "diagnose.json")
         result |= {"findings": diagnosis.sentences(found), "impact": impact.to_dict("records")}
-        result |= {"slopes": slopes.to_dict("records"), "directory": out, "report": out / "report.html"}
+        result |= {"participation": who.to_dict("records"), "slopes": slopes.to_dict("records")}
+        result |= {"directory": out, "report": out / "report.html"}
         show.print_json(result)
         return
     for sentence in diagnosis.sentences(found):
         show.console().print(sentence)
     if len(impact):
         show.console().print(_table(diagnosis.readable(impact)))
+    if len(who):
+        show.console().print(_table(diagnosis.readable_participation(who)))
     if len(slopes):
         show.console().print(_table(diagnosis.readable_slopes(slopes)))
     show.console().print(f"took {found.content['wall_seconds']:.0f} s")

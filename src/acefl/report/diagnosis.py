@@ -13,7 +13,7 @@ import pandas as pd
 
 from acefl import convergence
 from acefl.errors import InvalidInput
-from acefl.report import recorded, style
+from acefl.report import recorded, staleness, style
 from acefl.report.recorded import Comparison, Method
 
 _TERMS = ("noise", "bias", "delay")
@@ -75,13 +75,33 @@ def impact(found: Diagnosis) -> pd.DataFrame:
         if found.methods is not None:
             method = next(method for method in found.methods.methods if method.label == label)
             late = pd.concat([_second_half(run.metrics) for run in method.runs])
-            row |= {name: float(late[name].mean()) for name in (*_TERMS, "mse", "squared_gradient")}
+            row |= {name: float(late[name].mean()) for name in (*_TERMS, "mse", "squared_gradient", "cos_update")}
             row["averages"] = 1 / float(late["squared_weights"].mean())
             row["bias_share"] = float((late["bias"] / late["heterogeneity"]).mean())
-            row |= {"lr": method.lr} | {key: _mean(method, key) for key in ("influence_clients", "influence_gini")}
-            row |= {key: _mean(method, key) for key in ("slow_accuracy", "gap") if found.methods.measures(key)}
+            row["lr"] = method.lr
         if found.amplification is not None:
             row["amplified"] = _amplified(found.amplification, label)
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+_SERVED = ("slow_accuracy", "fast_accuracy", "worst_accuracy")
+_SERVED_BY_LOSS = ("slow_loss", "fast_loss", "worst_loss")
+
+
+def participation(found: Diagnosis) -> pd.DataFrame:
+    """Who makes the model and who is served by it: influence over the whole run, staleness of all arrivals, the end."""
+    if found.methods is None:
+        return pd.DataFrame()
+    served = _SERVED if found.methods.measures(_SERVED[0]) else _SERVED_BY_LOSS
+    rows = []
+    for method in found.methods.methods:
+        row: dict[str, Any] = {"method": method.label}
+        names = ("influence_clients", "influence_gini", "influence_speed", "influence_slow", *served, "gap")
+        row |= {name: _mean(method, name) for name in names if found.methods.measures(name)}
+        counts = staleness.of_all(method)
+        for name, q in (("median", 0.5), ("p90", 0.9), ("max", 1.0)):
+            row[f"staleness_{name}"] = float(staleness.quantile(counts, q)) if counts else math.nan
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -120,10 +140,34 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
     if "mse" in table:
         columns["error"] = [f"{value:.2g}" for value in table["mse"]]
         columns["gradient"] = [f"{value:.2g}" for value in table["squared_gradient"]]
-        columns["clients"] = [f"{value:.0f}" for value in table["influence_clients"]]
-        for key, heading, digits in (("slow_accuracy", "slow-fifth acc.", ".3f"), ("gap", "gap", ".2g")):
-            if key in table:
-                columns[heading] = [format(value, digits) for value in table[key]]
+        columns["cosine"] = [_signed(value) for value in table["cos_update"]]
+    return pd.DataFrame(columns)
+
+
+_WHO = {
+    "influence_clients": ("clients that count", ".0f"),
+    "influence_gini": ("Gini", ".2f"),
+    "influence_speed": ("correlation with speed", ".2f"),
+    "influence_slow": ("slow fifth's influence", ".1%"),
+    "staleness_median": ("staleness: median", ",.0f"),
+    "staleness_p90": ("90 %", ",.0f"),
+    "staleness_max": ("largest", ",.0f"),
+    "slow_accuracy": ("accuracy: slow fifth", ".3f"),
+    "fast_accuracy": ("fast fifth", ".3f"),
+    "worst_accuracy": ("worst client", ".3f"),
+    "slow_loss": ("loss: slow fifth", ".3g"),
+    "fast_loss": ("fast fifth", ".3g"),
+    "worst_loss": ("worst client", ".3g"),
+    "gap": ("gap", ".2g"),
+}
+
+
+def readable_participation(table: pd.DataFrame) -> pd.DataFrame:
+    """Who counts and who is served, as text under headings for people."""
+    columns = {"method": list(table["method"])}
+    for name, (heading, digits) in _WHO.items():
+        if name in table:
+            columns[heading] = ["–" if math.isnan(v) else _minus(format(v, digits)) for v in table[name]]
     return pd.DataFrame(columns)
 
 
@@ -162,7 +206,12 @@ def readable_slopes(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _signed(value: float) -> str:
-    return f"{value:.2f}".replace("-", "−")
+    return _minus(f"{value:.2f}")
+
+
+def _minus(text: str) -> str:
+    """With the sign that people read; what rounds to nothing has none."""
+    return text.lstrip("-") if float(text.rstrip("%").replace(",", "")) == 0 else text.replace("-", "−")
 
 
 def sentences(found: Diagnosis) -> list[str]:

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from acefl import convergence
-from acefl.report import influence, style
+from acefl.report import clients, influence, staleness, style
 from acefl.report.diagnosis import Diagnosis, slopes
-from acefl.report.drawing import Figure, Panel, line, numbers, solid_first
+from acefl.report.drawing import Figure, Panel, band, line, numbers, solid_first
 
 TERMS = {"noise": "sampling noise ‖A‖²", "bias": "participation bias ‖B‖²", "delay": "delay error ‖C‖²"}
 COLOURS = {"noise": "#9aa5b1", "delay": "#4c8fc4", "bias": style.SIGNAL}  # in the order they are stacked
@@ -19,7 +19,7 @@ COLOURS = {"noise": "#9aa5b1", "delay": "#4c8fc4", "bias": style.SIGNAL}  # in t
 
 def of(found: Diagnosis) -> list[Figure]:
     """The figures of the parts that were asked for."""
-    drawn = [_stacked(found), _by_term(found), _influence(found), _heat(found), _rates(found)]
+    drawn = [_stacked(found), _by_term(found), _cosines(found), *_clients(found), _heat(found), _rates(found)]
     return [figure for figure in drawn if figure is not None]
 
 
@@ -37,8 +37,11 @@ def _curves(found: Diagnosis, name: str) -> dict[str, tuple[np.ndarray, np.ndarr
 def _range(values: list[np.ndarray]) -> tuple[float, float]:
     """What a log axis shows: the largest value, and five orders of magnitude below it at the most."""
     together = np.concatenate(values)
-    top = float(together.max())
-    return max(float(together[together > 0].min()), top * 1e-5), top
+    positive = together[together > 0]
+    if not len(positive):
+        return 0.1, 1.0  # nobody has any
+    top = float(positive.max())
+    return max(float(positive.min()), top * 1e-5), top
 
 
 def _stacked(found: Diagnosis) -> Figure | None:
@@ -53,7 +56,7 @@ def _stacked(found: Diagnosis) -> Figure | None:
         under = np.full(len(x), low)
         traces = []
         for name, colour in COLOURS.items():
-            over = np.maximum(under + curves[name][method.label][1], low)
+            over = under + np.maximum(curves[name][method.label][1], 0.0)  # an estimate of nothing may be below it
             traces.append(
                 {
                     "type": "scatter",
@@ -94,6 +97,7 @@ def _by_term(found: Diagnosis) -> Figure | None:
         lines = [
             line(label, found.looks[label], x, np.where(y < low * 0.99, np.nan, y)) for label, (x, y) in curves.items()
         ]
+        bands = _intervals(found, name, low)
         layout = style.layout(
             "arrivals",
             "squared norm (log scale)",
@@ -103,15 +107,67 @@ def _by_term(found: Diagnosis) -> Figure | None:
             hovermode="x unified",
         )
         gone = [label for label, (_, y) in curves.items() if float(y.max()) < low]
-        panels.append(Panel(title, solid_first(lines), layout, note=f"{', '.join(gone)}: none" if gone else ""))
+        note = f"{', '.join(gone)}: none" if gone else ""
+        panels.append(Panel(title, [*bands, *solid_first(lines)], layout, note))
     caption = (
-        "The same, one term per panel. A method that is missing has none of it, to the rounding of the arithmetic."
+        "The same, one term per panel. A method that is missing has none of it, to the rounding of the arithmetic. "
+        "Where gradients were sampled, because the task's full ones are too dear, bands are 95 % intervals."
     )
     return Figure("terms", "The methods, term by term", caption, panels, columns=2)
 
 
-def _influence(found: Diagnosis) -> Figure | None:
-    return influence.figure(found.methods) if found.methods is not None else None
+def _intervals(found: Diagnosis, name: str, low: float) -> list[dict[str, Any]]:
+    """The 95 % interval of every method's curve, where terms were estimated from samples."""
+    assert found.methods is not None
+    ends = [f"{name}_low", f"{name}_high"]
+    if not all(set(ends) <= set(run.metrics) for run in found.methods.runs):
+        return []
+    lower, upper = (_curves(found, end) for end in ends)
+    return [
+        band(label, found.looks[label], x, np.maximum(y, low), np.maximum(upper[label][1], low))
+        for label, (x, y) in lower.items()
+    ]
+
+
+def _cosines(found: Diagnosis) -> Figure | None:
+    if found.methods is None:
+        return None
+    panels = []
+    for name, title in {"cos_update": "the update u", "cos_noise": "A", "cos_bias": "B", "cos_delay": "C"}.items():
+        lines = []
+        for label, (x, y) in _curves(found, name).items():
+            real = _share(found, label, name) > 1e-9  # the direction of what is not there is that of rounding
+            lines.append(line(label, found.looks[label], x, y if real else np.full(len(y), np.nan)))
+        layout = style.layout(
+            "arrivals",
+            "cosine",
+            height=260,
+            xaxis={"nticks": 5, "tickformat": ",d"},
+            yaxis={"range": [-1.05, 1.05], "tickvals": [-1, 0, 1]},
+        )
+        panels.append(Panel(f"{title} with ∇F(w)", solid_first(lines), layout))
+    caption = (
+        "Cosines with the true gradient: 1, the same direction; 0, at right angles; −1, against it. An update at right "
+        "angles to the gradient moves the model without making it better for all; noise and bias across it (A, B near "
+        "0) do harm by their length, a delay error against it (C near −1) holds the model back."
+    )
+    return Figure("cosines", "Where an update and its errors point", caption, panels, columns=2)
+
+
+def _share(found: Diagnosis, label: str, name: str) -> float:
+    """What the term that a cosine is of makes up of the whole error; an update always counts."""
+    term = name.removeprefix("cos_")
+    if term == "update":
+        return 1.0
+    part, whole = (_curves(found, key)[label][1] for key in (term, "mse"))
+    return float(np.abs(part).max() / max(float(whole.max()), 1e-300))
+
+
+def _clients(found: Diagnosis) -> list[Figure | None]:
+    """Who makes the model, how stale it is, and whom it serves."""
+    if found.methods is None:
+        return []
+    return [influence.figure(found.methods), staleness.figure(found.methods), clients.fairness(found.methods)]
 
 
 def _heat(found: Diagnosis) -> Figure | None:
@@ -194,8 +250,9 @@ def _rates(found: Diagnosis) -> Figure | None:
         panels.append(Panel(f"{task}, against {against}", traces, layout, note="slopes: " + "; ".join(notes)))
     caption = (
         "Mean over steps of the squared norm of the true gradient, with lr = c √(n/T), mean over seeds: filled, over "
-        "the whole run, as in the paper's theorem; open, over its second half. Grey dashes: the predicted slope of "
-        "−1/2. Slopes are fitted to all seeds, with 95 % intervals."
+        "the whole run, as in the paper's theorem; open, over its second half, which falls faster while the start is "
+        "not yet forgotten, and not at all where a bias stays. Grey dashes: the predicted slope of −1/2. Slopes are "
+        "fitted to all seeds, with 95 % intervals."
     )
     return Figure("rate", "The convergence claim", caption, panels, columns=2)
 

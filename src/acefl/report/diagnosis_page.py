@@ -5,6 +5,8 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
+import pandas as pd
+
 from acefl.report import diagnosis, diagnosis_figures, page, provenance
 from acefl.report.diagnosis import Diagnosis
 
@@ -16,7 +18,7 @@ def build(directory: Path, out: Path | None = None) -> Path:
         title="How wrong is each method's update, and why?",
         subtitle=_subtitle(found),
         sentences=diagnosis.sentences(found),
-        table=_table(found),
+        table=_tables(found),
         notes=_notes(found),
         legend=page.legend(found.looks) if found.methods is not None else "",
         figures=diagnosis_figures.of(found),
@@ -34,10 +36,15 @@ def _subtitle(found: Diagnosis) -> str:
     return f"{name} · {task.get('clients', '?')} clients · speeds spread {spread:g}×{quick}"
 
 
-def _table(found: Diagnosis) -> str:
+def _tables(found: Diagnosis) -> str:
     if not found.labels:
         return ""
-    text = diagnosis.readable(diagnosis.impact(found))
+    who = diagnosis.participation(found)
+    second = _table(found, diagnosis.readable_participation(who)) if len(who) else ""
+    return _table(found, diagnosis.readable(diagnosis.impact(found))) + second
+
+
+def _table(found: Diagnosis, text: pd.DataFrame) -> str:
     head = "".join(f"<th>{escape(str(column))}</th>" for column in text.columns)
     rows = "".join(
         f'<tr><th scope="row">{page.swatch(found.looks[label])}{escape(label)}</th>'
@@ -55,8 +62,10 @@ def _notes(found: Diagnosis) -> str:
             "The paper's table “impact of algorithmic elements”, measured: mean squared norms over the second half of "
             "the runs. <b>noise</b> is that of one gradient, σ², over the number beside it. <b>bias</b> is ζ², the "
             "mean squared distance of clients' gradients from their mean, times the number beside it. <b>error</b>: "
-            "mean squared distance of the update from the true gradient, whose squared norm is <b>gradient</b>. "
-            "<b>clients</b>: how many count, 1 / sum of squared shares of influence."
+            "mean squared distance of the update from the true gradient, whose squared norm is <b>gradient</b>; "
+            "<b>cosine</b>: between the two. In the second table <b>clients that count</b> is 1 / sum of squared "
+            "shares of influence; <b>Gini</b> and <b>correlation with speed</b> (of ranks) are those of influence, 0 "
+            "when all have the same."
         )
     if found.amplification is not None:
         notes.append(
