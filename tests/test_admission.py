@@ -30,7 +30,8 @@ from acefl import (
     simulate,
     tasks,
 )
-from acefl.admission import REASONS, Gate, NormLimit, is_finite
+from acefl.admission import REASONS, Gate, NormLimit
+from acefl.kernels import LONG, is_finite
 from acefl.rules import METHODS
 from acefl.testing import _equal
 from acefl.types import RuleSettings
@@ -112,6 +113,18 @@ def test_is_finite_means_every_entry_is(numbers: list[float]) -> None:
 
 def test_a_sum_that_overflows_is_no_reason_to_refuse() -> None:
     assert is_finite(torch.full((8,), 3e38))
+    assert is_finite(torch.full((LONG,), 3e38))
+
+
+@pytest.mark.parametrize("size", [LONG, 1_200_001])
+@pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf, -math.inf])
+def test_one_bad_entry_anywhere_in_a_long_vector_is_seen(size: int, bad: float) -> None:
+    long = torch.ones(size)
+    assert is_finite(long)
+    for place in (0, size // 2, size - 1):
+        long[place] = bad
+        assert not is_finite(long)
+        long[place] = 1.0
 
 
 # --- norms ------------------------------------------------------------------------------------------------------------

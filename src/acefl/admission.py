@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from acefl import kernels
 from acefl.errors import one_of, require
 from acefl.types import Arrival, State, Vector
 
@@ -96,7 +97,7 @@ class Gate:
             return "future-version"
         if arrival.task <= self._last_task.get(arrival.client, -1):
             return "duplicate"
-        if self._finite and not is_finite(arrival.update):
+        if self._finite and not kernels.is_finite(arrival.update):
             return "non-finite"
         if self._limit is not None and self._limit.action == "refuse":
             norm = length(arrival.update)
@@ -159,11 +160,6 @@ class _Norms:
     def load_state_dict(self, state: list[list[float]]) -> None:
         self._of = {int(client): norm for client, norm in state}
         self._sorted = sorted(self._of.values())
-
-
-def is_finite(vector: Vector) -> bool:
-    """One cheap reduction; a sum may overflow although every entry is finite, so only then look at each."""
-    return math.isfinite(float(vector.sum())) or bool(torch.isfinite(vector).all())
 
 
 def length(vector: Vector) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import re
 import statistics
@@ -21,7 +23,7 @@ from acefl.server import Server
 from acefl.types import Arrival
 
 MEASURED_UP_TO = 1 << 24  # parameters: longer vectors are timed at this length and scaled
-_ROWS = 6  # clients in the table that is timed: more rows than a cache holds at lengths where caches matter
+_BEYOND_CACHES = 256_000_000  # bytes of the table that is timed, if the federation's is not smaller
 _SUFFIX = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9}
 
 
@@ -38,7 +40,7 @@ class Forecast:
     server_bytes: int  # besides the table: the model, the running sum, one arriving update
     upload_bytes: int  # one client's update as float32
     traffic_bytes: int  # read and written in memory per arrival, the model's step included
-    seconds: float  # per arrival, the model's step included; timed on this machine
+    seconds: float  # per arrival, the gate and the model's step included; timed on this machine, rows of a file cached
     kernels: str
 
     @property
@@ -55,7 +57,7 @@ def forecast(params: int, clients: int, *, table: str = "int8", home: str | os.P
     row = Layout(table, params).row_bytes
     vector = 4 * params
     timed = min(params, MEASURED_UP_TO)
-    seconds, kernel = _time_arrival(timed, table, home)
+    seconds, kernel = _time_arrival(timed, clients, table, home)
     return Forecast(
         params=params,
         clients=clients,
@@ -71,26 +73,31 @@ def forecast(params: int, clients: int, *, table: str = "int8", home: str | os.P
     )
 
 
-def _time_arrival(params: int, table: str, home: str | os.PathLike[str]) -> tuple[float, str]:
+def _time_arrival(params: int, clients: int, table: str, home: str | os.PathLike[str]) -> tuple[float, str]:
     """The median time a real server takes from an update to the next model, its gate's look at the update included."""
     model = torch.zeros(params)
     updates = [torch.randn(params) for _ in range(2)]
+    layout = Layout(table, params)
+    rows = min(clients, max(3, _BEYOND_CACHES // layout.row_bytes))
     with tempfile.TemporaryDirectory(dir=_beside(home)) as folder:
         place = home if home in ("memory", "device") else Path(folder) / "table"
-        rule = ACE(table=table, home=place, warmup="seen").build(_ROWS, model)
-        server = Server(model, rule, lr=1e-6, clients=_ROWS)
+        rule = ACE(table=table, home=place, warmup="seen").build(rows, model)
+        server = Server(model, rule, lr=1e-6, clients=rows)
         times = []
-        deadline = time.perf_counter() + 3.0
-        for turn in range(200):
-            arrival = Arrival(turn % _ROWS, updates[turn % 2], server.version, server.version, turn)
+        deadline = math.inf
+        for turn in itertools.count():
+            arrival = Arrival(turn % rows, updates[turn % 2], server.version, server.version, turn)
             began = time.perf_counter()
             server.handle([arrival])
-            times.append(time.perf_counter() - began)
-            if turn >= 4 * _ROWS and time.perf_counter() > deadline:
+            if turn >= rows + 3:
+                times.append(time.perf_counter() - began)
+            if turn == rows:
+                deadline = time.perf_counter() + 3.0
+            if len(times) == 200 or (len(times) >= 12 and time.perf_counter() > deadline):
                 break
         del server, rule
-    kernel = type(kernels.choose(Layout(table, params), model.device)).__name__
-    return statistics.median(times[2 * _ROWS :]), "numba" if kernel == "Compiled" else "torch"
+    kernel = type(kernels.choose(layout, model.device)).__name__
+    return statistics.median(times), "numba" if kernel == "Compiled" else "torch"
 
 
 def _beside(home: str | os.PathLike[str]) -> Path | None:

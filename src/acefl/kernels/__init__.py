@@ -7,6 +7,7 @@ Plain numpy is the oracle and the fall-back. Compiled kernels take over where th
 from __future__ import annotations
 
 import importlib
+import math
 from functools import cache
 from types import ModuleType
 
@@ -54,6 +55,16 @@ def read(of: Sum, value: Vector) -> None:
         read_with_numba(of, value)
     else:
         read_with_numpy(of, value)
+
+
+def is_finite(vector: Vector) -> bool:
+    """Whether every entry is a number; a sum may overflow although it is so, and only then is each looked at."""
+    known = vector.device.type == "cpu" and vector.dtype == torch.float32 and vector.is_contiguous()
+    if known and vector.numel() >= LONG and _module("numba"):
+        from acefl.kernels.cpu import is_finite as look_with_numba
+
+        return look_with_numba(vector)
+    return math.isfinite(float(vector.sum())) or bool(torch.isfinite(vector).all())
 
 
 def describe() -> dict[str, str]:

@@ -72,6 +72,11 @@ def read(of: Sum, value: Vector) -> None:
     _share(loops.read, of.exponents.size, of.total, of.exponents, value.numpy())
 
 
+def is_finite(vector: Vector) -> bool:
+    """Whether every entry of a float32 vector is; torch's reduction would leave its threads spinning for a while."""
+    return not _share(loops.look, vector.numel() // GROUP, vector.numpy())
+
+
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="acefl-kernel")
@@ -80,8 +85,8 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_pool.cache_clear)  # a fork inherits a pool, but none of its threads
 
 
-def _share(loop: Callable[..., None], groups: int, *arguments: Any) -> None:
-    """Run a loop on as many threads as torch uses. Each takes the next bite until none is left.
+def _share(loop: Callable[..., None], groups: int, *arguments: Any) -> int:
+    """Run a loop on as many threads as torch uses. Each takes the next bite until none is left; what they counted.
 
     Our own threads, because numba's either die when two servers of one process call them at once, or need a second
     OpenMP runtime beside torch's.
@@ -93,3 +98,4 @@ def _share(loop: Callable[..., None], groups: int, *arguments: Any) -> None:
     for task in tasks:
         if not task.cancel():
             task.result()
+    return int(bites[1])

@@ -18,6 +18,7 @@ from numba.extending import intrinsic, overload
 from acefl.kernels.layout import ENCODINGS, GROUP, TINY
 
 F, S, U = np.float32, np.int32, np.uint32  # float, signed, unsigned
+INFINITE = S(0x7F800000)  # bits of infinity; what is no number has more
 BITE = 32  # groups a thread takes at a time
 HALF16 = ENCODINGS["bf16"].block // 2
 INT8, INT4 = ENCODINGS["int8"], ENCODINGS["int4"]
@@ -390,3 +391,17 @@ def read(total, exponents, value, bites):
             unit, high = power(exponents[group]), min((group + 1) * GROUP, total.size)
             for i in range(group * GROUP, high):
                 value[i] = F(total[i]) * unit
+
+
+@jit
+def look(x, bites):
+    """Count in bites[1] the bites that hold an infinity or no number at all."""
+    while True:
+        begin = take(bites) * BITE * GROUP
+        if begin >= x.size:
+            return
+        top = S(0)
+        for i in range(begin, min(begin + BITE * GROUP, x.size)):
+            top = max(top, size_of(x[i]))
+        if top >= INFINITE:
+            take(bites[1:])
