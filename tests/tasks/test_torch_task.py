@@ -386,13 +386,13 @@ def test_a_loss_that_looks_at_values_can_be_evaluated_too() -> None:
     np.testing.assert_allclose(result.client_loss, [2.0 * np.log(CLASSES) - 1.0] * 3, rtol=1e-5)
 
 
-def test_evaluation_in_parts_is_evaluation_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_in_parts_is_evaluation_at_once() -> None:
     task = classification(mlp)
     whole = task.evaluate(task.initial())
-    monkeypatch.setattr("acefl.tasks.torch_task._EVALUATION_BATCH", 29)  # of 30 rows: one would be left over
-    parts = task.evaluate(task.initial())
+    cut = classification(mlp, evaluation_batch=29)  # of 30 rows: one would be left over
+    parts = cut.evaluate(cut.initial())
     torch.testing.assert_close(parts.client_loss, whole.client_loss, rtol=1e-6, atol=1e-6)
-    normal = classification(normalised)
+    normal = classification(normalised, evaluation_batch=29)
     normal.evaluate(normal.initial())
 
 

@@ -9,6 +9,8 @@ from acefl.errors import InvalidInput, require
 from acefl.tasks.base import Evaluation, Task
 from acefl.tasks.cifar import cifar10, cifar100
 from acefl.tasks.digits import digits
+from acefl.tasks.local_work import LocalWork
+from acefl.tasks.news20 import news20
 from acefl.tasks.partition import partition
 from acefl.tasks.quadratic import Quadratic, quadratic
 from acefl.tasks.torch_task import LocalSteps, TorchTask, batch_statistics
@@ -17,6 +19,7 @@ TASKS: dict[str, Callable[..., Task]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
     "digits": digits,
+    "news20": news20,
     "quadratic": quadratic,
 }
 
@@ -48,6 +51,7 @@ __all__ = [
     "TASKS",
     "Evaluation",
     "LocalSteps",
+    "LocalWork",
     "Quadratic",
     "Task",
     "TorchTask",
@@ -56,6 +60,7 @@ __all__ = [
     "cifar10",
     "cifar100",
     "digits",
+    "news20",
     "partition",
     "quadratic",
 ]

@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from acefl import keyed
 from acefl.errors import one_of, require
 from acefl.tasks.image_files import load
+from acefl.tasks.local_work import LocalWork
 from acefl.tasks.partition import Rows
 from acefl.tasks.partition import partition as split
 from acefl.tasks.torch_task import LocalSteps, TorchTask
@@ -33,17 +36,21 @@ def cifar10(
     partition: str = "dirichlet",
     classes_per_client: int = 2,
     samples: int | None = None,
+    test_samples: int | None = None,
     validation: bool = False,
     device: str = "cpu",
     bf16: bool = False,
     rows: list[Rows] | None = None,
-    local: LocalSteps | None = None,
+    augment: bool = False,
+    local: str | LocalWork | LocalSteps | None = None,
 ) -> TorchTask:
     """CIFAR-10 from `folder` (see `acefl.tasks.image_files` for the layouts it may have).
 
-    `samples` keeps only so many training images. `validation` evaluates on the last tenth of the training images,
+    `samples` and `test_samples` keep only so many images. `validation` evaluates on a tenth of the training images,
     which no client then has, instead of the test set: for choosing settings. `rows` gives the split over clients
-    instead of drawing it.
+    instead of drawing it. `augment` crops and mirrors training images at random, as is usual. `local` is what a client
+    does instead of one gradient, as in "sgd(epochs=2, lr=0.01, momentum=0.9, send='mean')": see
+    `acefl.tasks.LocalWork`.
     """
     return _cifar("cifar10", 10, **locals())
 
@@ -60,11 +67,13 @@ def cifar100(
     partition: str = "dirichlet",
     classes_per_client: int = 2,
     samples: int | None = None,
+    test_samples: int | None = None,
     validation: bool = False,
     device: str = "cpu",
     bf16: bool = False,
     rows: list[Rows] | None = None,
-    local: LocalSteps | None = None,
+    augment: bool = False,
+    local: str | LocalWork | LocalSteps | None = None,
 ) -> TorchTask:
     """CIFAR-100 (fine labels) from `folder`; settings as for `cifar10`."""
     return _cifar("cifar100", 100, **locals())
@@ -84,11 +93,13 @@ def _cifar(
     partition: str,
     classes_per_client: int,
     samples: int | None,
+    test_samples: int | None,
     validation: bool,
     device: str,
     bf16: bool,
     rows: list[Rows] | None,
-    local: LocalSteps | None,
+    augment: bool,
+    local: str | LocalWork | LocalSteps | None,
 ) -> TorchTask:
     one_of("model", model, tuple(MODELS))
     data = load(name, folder)
@@ -109,11 +120,12 @@ def _cifar(
         module,
         nn.CrossEntropyLoss(),
         [(x[own], y[own]) for own in rows],
-        test=test,
+        test=(test[0][:test_samples], test[1][:test_samples]),
         batch=batch,
-        local=local,
+        local=LocalWork.parse(local) if isinstance(local, str) else local,
         device=device,
         prepare=_normaliser(device),
+        augment=shifted_and_mirrored if augment else None,
         evaluate_on=EVALUATE_ON,
         bf16=bf16,
         channels_last=bf16,
@@ -129,9 +141,12 @@ def _cifar(
             "partition": partition,
             "classes_per_client": classes_per_client,
             "samples": samples,
+            "test_samples": test_samples,
             "validation": validation,
             "device": device,
             "bf16": bf16,
+            "augment": augment,
+            "local": local if local is None or isinstance(local, str) else repr(local),
         },
     )
 
@@ -142,3 +157,22 @@ def _normaliser(device: str) -> Callable[[torch.Tensor], torch.Tensor]:
     mean = torch.tensor(_MEAN, device=device).view(3, 1, 1)
     std = torch.tensor(_STD, device=device).view(3, 1, 1)
     return lambda pixels: (pixels.float() / 255.0 - mean) / std
+
+
+_SHIFT = 4  # pixels at most, in each direction
+_AUGMENTATION = 0x5DEECE66D  # apart from the draw of the minibatch, which has the same keys
+
+
+def shifted_and_mirrored(images: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Each image of (clients, samples, 3, height, width) moved by up to four pixels, every other mirrored."""
+    clients, samples, _, height, width = images.shape
+    bits = keyed.bits(keys ^ _AUGMENTATION, samples)
+    down, right, mirrored = bits % (2 * _SHIFT + 1), (bits >> 8) % (2 * _SHIFT + 1), ((bits >> 16) % 2).bool()
+    place = torch.arange(max(height, width), device=images.device)
+    columns = torch.where(mirrored.unsqueeze(2), width - 1 - place[:width], place[:width]) + right.unsqueeze(2)
+    rows = place[:height] + down.unsqueeze(2)
+    who = torch.arange(clients, device=images.device).view(-1, 1, 1, 1)
+    which = torch.arange(samples, device=images.device).view(1, -1, 1, 1)
+    padded = F.pad(images, (_SHIFT,) * 4)
+    moved = padded[who, which, :, rows.unsqueeze(3), columns.unsqueeze(2)]  # the colours come last
+    return moved.permute(0, 1, 4, 2, 3)

@@ -21,20 +21,22 @@ from acefl import keyed
 from acefl.errors import InvalidInput, one_of, require
 from acefl.tasks.base import Evaluation
 from acefl.tasks.compute import Batch, Gradients, OneByOne, Replayed, Together
+from acefl.tasks.local_work import LocalWork
 from acefl.types import Vector
 
 COMPUTE = ("auto", "one-by-one", "together")
 log = logging.getLogger(__name__)
 _TOGETHER_UP_TO_ON_GPU = 2_000_000  # parameters: above this a single gradient fills the device
 _TOGETHER_UP_TO = 200_000  # parameters: above this a single gradient fills a CPU core and batching gains nothing
-_EVALUATION_BATCH = 4096
+EVALUATION_BATCH = 4096
 
 ClientData = Dataset[Any] | tuple[Any, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """Local work of several optimizer steps; the client sends w_start - w_end.
+    """Local work with any torch optimizer, eagerly; the client sends w_start - w_end. For SGD and AdamW on a GPU
+    `LocalWork` does the same many times faster.
 
     `optimizer` makes a fresh torch optimizer from parameters, e.g. `functools.partial(torch.optim.SGD, lr=0.05)`.
     """
@@ -51,11 +53,15 @@ class TorchTask:
 
     clients: one entry each, an `(inputs, targets)` tuple of tensors or arrays (inputs may be a dict of them, given to
     the model by name), or a map-style Dataset of `(input, target)`, which is read once. A client's work is one
-    minibatch gradient, or `local=LocalSteps(...)`. The model is copied: what is passed stays as it is.
+    minibatch gradient, or `local=LocalWork(...)` or `local=LocalSteps(...)`. The model is copied: what is passed stays
+    as it is.
     compute: `one-by-one`, `together` (many client models in one call), or `auto`, which goes by the model's size and
     the device and not by a stopwatch, so that the same run gives the same bits tomorrow.
     prepare: turns stored inputs into what the model takes (say uint8 pixels into normalised floats), on the device.
-    evaluate_on: judge each client by so many of its samples at most, instead of by all of them.
+    augment: changes minibatches in training, from keys alone; called with inputs of (clients, samples, ...) and a
+    tensor of one key per client.
+    evaluate_on: judge each client by so many of its samples at most, instead of by all of them. evaluation_batch:
+    samples per call when evaluating.
     bf16: forward and backward in bfloat16 autocast; channels_last: that memory format for 4-d inputs and weights.
     """
 
@@ -69,12 +75,14 @@ class TorchTask:
         *,
         test: ClientData | None = None,
         batch: int = 20,
-        local: LocalSteps | None = None,
+        local: LocalSteps | LocalWork | None = None,
         ridge: float = 0.0,
         device: str | torch.device = "cpu",
         compute: str = "auto",
         prepare: Callable[[Any], Any] | None = None,
+        augment: Callable[[Any, torch.Tensor], Any] | None = None,
         evaluate_on: int | None = None,
+        evaluation_batch: int = EVALUATION_BATCH,
         bf16: bool = False,
         channels_last: bool = False,
         description: dict[str, Any] | None = None,
@@ -101,8 +109,9 @@ class TorchTask:
             parameter.data = view
         self._loss = loss
         self._prepare = prepare or (lambda inputs: inputs)
+        self._augment = augment
         self._bf16, self._channels_last = bf16, channels_last
-        self._batch = batch
+        self._batch, self._evaluation_batch = batch, evaluation_batch
         self._local = local
         self._ridge = ridge
         self._load(clients, test)
@@ -149,7 +158,7 @@ class TorchTask:
         return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._cuda_devices)]
 
     def _choose(self, compute: str) -> Gradients:
-        batches = self._local is None and not self._random_forward
+        batches = not isinstance(self._local, LocalSteps) and not self._random_forward
         if compute == "together":
             require(batches, "compute='together' allows neither local steps nor a random forward pass such as dropout")
             return Together(self._functional_loss, self._draw)
@@ -191,9 +200,16 @@ class TorchTask:
         return copied
 
     def updates(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
-        if self._local is not None:
+        if isinstance(self._local, LocalSteps):
             rows = [self._train(model, client, k) for model, client, k in zip(models, clients, keys, strict=True)]
             return torch.stack(rows)
+        if isinstance(self._local, LocalWork):
+            counts = [self._local.count(self.samples[client], self._batch) for client in clients]
+            return self._local.updates(self._gradients, models, clients, keys, counts)
+        return self._gradients(models, clients, keys)
+
+    def _gradients(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
+        """Row k: a minibatch gradient of clients[k] at models[k]."""
         if self._random_forward:
             rows = [self._seeded(model, client, k) for model, client, k in zip(models, clients, keys, strict=True)]
             gradients = torch.stack(rows)
@@ -208,7 +224,8 @@ class TorchTask:
 
     def _gather(self, clients: torch.Tensor, keys: torch.Tensor, steps: int = 1) -> tuple[Batch, torch.Tensor]:
         rows = keyed.choose(keys, steps * self._batch, self._counts[clients]) + self._offsets[clients].unsqueeze(1)
-        return tree_map(lambda t: t[rows], self._inputs), self._targets[rows]
+        inputs, targets = tree_map(lambda t: t[rows], self._inputs), self._targets[rows]
+        return inputs if self._augment is None else self._augment(inputs, keys), targets
 
     def _views(self, flat: Vector) -> list[torch.Tensor]:
         return [part.view(shape) for part, shape in zip(flat.split(self._sizes), self._shapes, strict=True)]
@@ -245,7 +262,7 @@ class TorchTask:
             return self._gradient(model, tree_map(lambda t: t[0], inputs), targets[0])
 
     def _train(self, model: Vector, client: int, key: int) -> Vector:
-        assert self._local is not None
+        assert isinstance(self._local, LocalSteps)
         inputs, targets = self._draw([client], [key], self._local.steps)
         self._flat.copy_(model)
         optimizer = self._local.optimizer(self._parameters)
@@ -295,19 +312,19 @@ class TorchTask:
         self._refuse_inexact()
         gradient = self._ridge * model
         weights = 1.0 / (self.clients * self._counts[self._owner])
-        for start in range(0, len(self._owner), _EVALUATION_BATCH):
-            part = slice(start, start + _EVALUATION_BATCH)
+        for start in range(0, len(self._owner), self._evaluation_batch):
+            part = slice(start, start + self._evaluation_batch)
             batch = (tree_map(lambda t, p=part: t[p], self._inputs), weights[part])
             gradient += self._weighted_gradient(model, batch, self._targets[part])
         return gradient
 
     def _refuse_inexact(self) -> None:
         batch_norm = any(isinstance(m, nn.modules.batchnorm._NormBase) for m in self._module.modules())
-        exact = self._local is None and not self._random_forward and not batch_norm
+        exact = self._local is None and self._augment is None and not self._random_forward and not batch_norm
         require(
             exact,
-            "an exact gradient is asked of a task with local steps, batch statistics or a random forward pass such as "
-            "dropout; allowed: sampled gradients",
+            "an exact gradient is asked of a task with local steps, batch statistics, augmentation or a random forward "
+            "pass such as dropout; allowed: sampled gradients",
         )
 
     def _pieces(self, clients: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -371,7 +388,7 @@ class TorchTask:
     def _per_sample(self, inputs: Batch, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Every sample's own loss, and whether it is classified right where that means something."""
         losses, hits = [], []
-        parts = math.ceil(len(targets) / _EVALUATION_BATCH)
+        parts = math.ceil(len(targets) / self._evaluation_batch)
         size = math.ceil(len(targets) / parts)  # even parts, as a batch of one has no batch statistics
         for start in range(0, len(targets), size):
             part = slice(start, start + size)

@@ -1,0 +1,100 @@
+"""Local work of several steps, made of the same gradients that a single step is made of.
+
+A client starts from the model it was sent, takes some optimizer steps on minibatches of its own data, and sends what
+the server is to subtract. The gradients come from the task's own way of computing them (many models in one call, a
+replayed CUDA graph), so local work costs one gradient per step and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from acefl import keyed
+from acefl.calls import parse_call
+from acefl.errors import InvalidInput, one_of, require
+
+OPTIMIZERS = ("sgd", "adamw")
+SENDS = ("difference", "mean")
+_BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8  # torch's defaults for AdamW
+_STEP_STREAM = 31
+
+Gradients = Callable[[torch.Tensor, list[int], list[int]], torch.Tensor]  # models, clients, keys -> gradients
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """A fresh optimizer at every visit, then `steps` minibatches, or `epochs` times as many as hold the client's data.
+
+    send: `difference` is w_start - w_end. `mean` is the mean of the gradients along the way, as in the public code of
+    the paper's authors. One AdamW step sends lr * (g / (|g| + 1e-8) + weight_decay * w): every coordinate moves by
+    about lr, whatever the size of the gradient. One SGD step with momentum sends lr * g: a fresh momentum adds nothing.
+    An epoch's minibatches are drawn with replacement, as every minibatch is.
+    """
+
+    optimizer: str = "sgd"
+    lr: float = 0.01
+    steps: int = 1
+    epochs: int = 0  # above 0: in place of steps
+    momentum: float = 0.0  # of sgd
+    weight_decay: float = 0.0
+    send: str = "difference"
+
+    def __post_init__(self) -> None:
+        one_of("optimizer", self.optimizer, OPTIMIZERS)
+        one_of("send", self.send, SENDS)
+        require(math.isfinite(self.lr) and self.lr > 0, f"lr is {self.lr}; allowed: a finite number above 0")
+        require(self.steps >= 1, f"steps is {self.steps}; allowed: at least 1")
+        require(self.epochs >= 0, f"epochs is {self.epochs}; allowed: at least 0")
+        require(0 <= self.momentum < 1, f"momentum is {self.momentum}; allowed: from 0 to below 1")
+        require(self.weight_decay >= 0, f"weight_decay is {self.weight_decay}; allowed: at least 0")
+        plain = self.optimizer == "sgd" or not self.momentum
+        require(plain, f"momentum is {self.momentum}; allowed with adamw: 0, which has its own")
+
+    @classmethod
+    def parse(cls, text: str) -> LocalWork:
+        """From what a person writes: `sgd(epochs=2, lr=0.01, momentum=0.9, send='mean')` or `adamw(lr=5e-4)`."""
+        called = parse_call(text)
+        if called is None or called[0] not in OPTIMIZERS:
+            raise InvalidInput(f"local is {text!r}; allowed: sgd or adamw with settings, as in 'sgd(steps=5, lr=0.05)'")
+        name, settings = called
+        allowed = [field.name for field in dataclasses.fields(cls) if field.name != "optimizer"]
+        for setting in settings:
+            require(setting in allowed, f"local {name} has no setting {setting!r}; allowed: {', '.join(allowed)}")
+        return cls(name, **settings)
+
+    def count(self, samples: int, batch: int) -> int:
+        """How many steps a client with so many samples takes."""
+        return self.epochs * math.ceil(samples / batch) if self.epochs else self.steps
+
+    def updates(
+        self, gradients: Gradients, models: torch.Tensor, clients: list[int], keys: list[int], counts: Sequence[int]
+    ) -> torch.Tensor:
+        """Row k: what clients[k] sends after counts[k] steps from models[k]."""
+        now = models.clone()
+        total = torch.zeros_like(models) if self.send == "mean" else None
+        first = torch.zeros_like(models)  # momentum
+        second = torch.zeros_like(models) if self.optimizer == "adamw" else None
+        for step in range(max(counts)):
+            rows = [k for k, count in enumerate(counts) if step < count]
+            at: list[int] | slice = slice(None) if len(rows) == len(counts) else rows
+            own_keys = [keys[k] if step == 0 else keyed.key(keys[k], _STEP_STREAM, step) for k in rows]
+            g = gradients(now[at], [clients[k] for k in rows], own_keys)
+            if total is not None:
+                total[at] += g
+            if second is None:
+                g = g + self.weight_decay * now[at] if self.weight_decay else g
+                first[at] = g = first[at] * self.momentum + g
+                now[at] -= self.lr * g
+            else:
+                first[at] = first[at] * _BETA1 + (1 - _BETA1) * g
+                second[at] = second[at] * _BETA2 + (1 - _BETA2) * g * g
+                mean, size = first[at] / (1 - _BETA1 ** (step + 1)), second[at] / (1 - _BETA2 ** (step + 1))
+                now[at] -= self.lr * (mean / (size.sqrt() + _EPSILON) + self.weight_decay * now[at])
+        if total is None:
+            return models - now
+        return total / torch.tensor(counts, device=models.device).unsqueeze(1)
