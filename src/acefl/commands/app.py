@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 
 import acefl
-from acefl.commands import compare, diagnose, doctor, forecast, replay, report, run, sweep, tune
+from acefl.commands import compare, diagnose, doctor, forecast, replay, report, reproduce, run, sweep, tune
 
 app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (compare, run, tune, sweep, diagnose, replay, report, doctor):
+for module in (compare, run, tune, sweep, diagnose, replay, reproduce, report, doctor):
     app.command()(getattr(module, module.__name__.rpartition(".")[2]))
 app.command("plan")(forecast.forecast)
 
@@ -43,6 +43,7 @@ def acefl_(
       acefl diagnose                     how wrong is each method's update, and why
       acefl plan --params 11M --clients 1000   what the table will cost
       acefl replay RUN --method ACE      what would ACE have done with this run?
+      acefl reproduce rates-table        a table of the paper, ours beside theirs
       acefl report acefl-compare         make the page again from recorded files
       acefl doctor                       what is installed, and does it work
 

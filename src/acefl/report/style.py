@@ -41,6 +41,11 @@ _SPARE = ("#5F6B76", "#6A51A3", "#8C6D31", "#B3A800")
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
+def look(method: str) -> Look:
+    """How a method is drawn where it stands alone, without variants of itself beside it."""
+    return _OF_METHOD.get(method, Look(NEUTRAL, "dot"))
+
+
 def looks(methods: list[Method]) -> dict[str, Look]:
     """Label to look. A known method has its own colour in every report; variants of it take what is left."""
     chosen: dict[str, Look] = {}

@@ -1,0 +1,118 @@
+"""The paper's figures and tables on real data: `acefl reproduce NAME`.
+
+A recipe is one file here; this package runs recipes, records every run as a line of JSON, and writes a page with our
+values beside the paper's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from acefl.errors import InvalidInput, require
+from acefl.record import FORMAT, read_json, write_json
+
+if TYPE_CHECKING:
+    from acefl.reproduce.plan import Recipe, Request
+    from acefl.reproduce.runner import Outcome, Progress
+
+NAMES = (
+    "cifar10-main",
+    "cifar10-extended",
+    "dropout",
+    "cifar100-heatmap",
+    "news20-table",
+    "quantization",
+    "rates-table",
+    "overheads-table",
+    "amplification",
+    "readings",
+)
+_NOTE = "reproduce.json"
+
+
+def recipe(name: str) -> Recipe:
+    """The recipe of this name."""
+    if name not in NAMES:
+        raise InvalidInput(f"unknown recipe {name!r}; allowed: {', '.join(NAMES)}")
+    found: Recipe = importlib.import_module(f"acefl.reproduce.{name.replace('-', '_')}").RECIPE
+    return found
+
+
+def reproduce(
+    name: str,
+    request: Request,
+    out: Path,
+    *,
+    command: str,
+    workers: int | None = None,
+    limit: float | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Make the runs that `out` does not have yet, and write its page.
+
+    `out` holds `results.jsonl`, `README.md`, figures, and the commands that were given. Called again with another form,
+    other seeds or another model, it adds to what is there.
+    """
+    from acefl.reproduce import runner
+    from acefl.reproduce.records import Ledger
+
+    chosen = recipe(name)
+    require(request.form in chosen.forms, f"form is {request.form!r}; allowed for {name}: {', '.join(chosen.forms)}")
+    if chosen.data is not None and request.folder is None:
+        raise InvalidInput(f"recipe {name} needs {chosen.data}: give its folder with --data DIR")
+    _claim(out, name, command)
+    outcome = runner.run(chosen.plan(request), {name: out}, workers=workers, limit=limit, progress=progress)
+    if chosen.measure is not None:
+        ledger = Ledger(out / "results.jsonl")
+        for record in chosen.measure(request):
+            if record["cell"] not in ledger.records:
+                ledger.add(record)
+                outcome.done += 1
+    write_page(out)
+    return outcome
+
+
+def write_page(out: Path) -> Path:
+    """The page of a recorded directory, from its files alone."""
+    from acefl.reproduce.page import build
+    from acefl.reproduce.records import Ledger
+
+    note = read_json(out / _NOTE)
+    records = list(Ledger(out / "results.jsonl").records.values())
+    return build(recipe(str(note.get("recipe"))), out, records, [str(c) for c in note.get("commands", [])])
+
+
+def _claim(out: Path, name: str, command: str) -> None:
+    """Write down whose directory this is; one that holds another recipe, or something else, is refused."""
+    path = out / _NOTE
+    commands: list[str] = []
+    if path.exists():
+        note = read_json(path)
+        require(note.get("recipe") == name, f"{out} holds recipe {note.get('recipe')}; allowed: a directory of its own")
+        commands = list(note.get("commands", []))
+    else:
+        require(
+            not out.exists() or not any(out.iterdir()), f"{out} is not empty and holds no recipe; give another --out"
+        )
+        out.mkdir(parents=True, exist_ok=True)
+    if command not in commands:
+        commands.append(command)
+    write_json(path, {"format": FORMAT, "recipe": name, "commands": commands})
+
+
+def merge(lines: Sequence[Path], out: Path) -> int:
+    """Add records made elsewhere (files of JSON lines) to a directory: how many were new."""
+    from acefl.reproduce.records import Ledger
+
+    ledger, added = Ledger(out / "results.jsonl"), 0
+    for path in lines:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            if record["cell"] not in ledger.records:
+                ledger.add(record)
+                added += 1
+    return added

@@ -1,0 +1,220 @@
+"""The README of a recipe, written from recorded runs: our value beside the paper's, and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from acefl.reproduce.records import Results, spread
+
+if TYPE_CHECKING:
+    from acefl.reproduce.plan import Recipe
+
+Draw = Callable[[Any], None]  # gets matplotlib's pyplot
+
+
+class Page:
+    """Markdown in the making. Figures land beside it as SVG."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lines: list[str] = []
+
+    def text(self, *lines: str) -> None:
+        self._lines += [*lines, ""]
+
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        self._lines += ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+        self._lines += ["| " + " | ".join(row) + " |" for row in rows]
+        self._lines.append("")
+
+    def grid(
+        self,
+        results: Results,
+        columns: Mapping[str, Mapping[str, Any]],
+        *,
+        metric: str = "accuracy",
+        rows: str = "method",
+        printed: Mapping[tuple[Any, str], str] | None = None,
+    ) -> None:
+        """A metric, mean ± deviation over seeds: a row per value of a label, a column per setting.
+
+        `printed` has the paper's value of some (row, column); it stands beside ours.
+        """
+        body = []
+        for value in results.having(rows):
+            cells = []
+            for name, labels in columns.items():
+                ours = spread(results.values(metric, **{rows: value, **labels})) or "not run"
+                paper = (printed or {}).get((value, name))
+                cells.append(ours if paper is None else f"{ours} (paper: {paper})")
+            body.append([str(value), *cells])
+        if body:
+            self.table([rows, *columns], body)
+
+    def figure(self, name: str, caption: str, draw: Draw) -> None:
+        """Drawn by matplotlib where there is one; the numbers do not need it."""
+        try:
+            import matplotlib
+        except ImportError:
+            self.text(f"(no figure {name}: it needs matplotlib, pip install 'acefl[reproduce]')")
+            return
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+
+        plt.rcParams["svg.hashsalt"] = "acefl"  # the same figure has the same bytes
+        draw(plt)
+        plt.savefig(self.folder / f"{name}.svg", metadata={"Date": None})
+        plt.close("all")
+        self.text(f"![{caption}]({name}.svg)", "", caption)
+
+    def write(self) -> Path:
+        path = self.folder / "README.md"
+        path.write_text("\n".join(self._lines).rstrip() + "\n", encoding="utf-8")
+        return path
+
+
+def build(recipe: Recipe, folder: Path, records: Sequence[Mapping[str, Any]], commands: Sequence[str]) -> Path:
+    """The recipe's page from its records alone."""
+    results = Results(dict(record) for record in records)
+    page = Page(folder)
+    page.text(f"# {recipe.title}", "", f"The paper's {recipe.source}, made by `acefl reproduce {recipe.name}`.")
+    if commands:
+        page.text("Commands:", "", *[f"    {command}" for command in commands])
+    if results.records:
+        page.text(_provenance(results))
+    for note in recipe.notes:
+        page.text(f"- {note}")
+    recipe.report(results, page)
+    if recipe.claims:
+        page.text("## What the paper says, and what came out")
+        said = [(claim.text, claim.verdict(results) or "not run") for claim in recipe.claims]
+        page.table(["the paper", "here"], said)
+    page.text(
+        "Every number is the mean over the runs in `results.jsonl`: one line per run, with its settings and curve."
+    )
+    return page.write()
+
+
+def _provenance(results: Results) -> str:
+    machines = {
+        ", ".join(f"{key} {value}" for key, value in record["machine"].items() if value is not None)
+        for record in results.records
+    }
+    every = [*results.records, *results.trials]
+    seconds = sum(record["wall_seconds"] for record in every)
+    models = sorted({str(record["settings"].get("task.model", "no model")) for record in results.records})
+    return (
+        f"{len(results.records)} runs and {len(results.trials)} trials of learning rates, {seconds:,.0f} s of run time "
+        f"in all. Models: {', '.join(models)}. Hardware: {'; '.join(sorted(machines))}."
+    )
+
+
+def curves(page: Page, name: str, caption: str, results: Results, panels: Mapping[str, Mapping[str, Any]]) -> None:
+    """Accuracy of every method in each panel's setting, against steps, uploads and virtual time: three rows."""
+    from acefl.report.style import look
+
+    axes = {"step": "server steps", "arrival": "uploads", "time": "virtual time"}
+
+    def draw(plt: Any) -> None:
+        figure, grid = plt.subplots(
+            len(axes), len(panels), figsize=(3.4 * len(panels), 8.4), squeeze=False, sharey=True, layout="constrained"
+        )
+        for column, (title, labels) in enumerate(panels.items()):
+            for row, (axis, words) in enumerate(axes.items()):
+                ax = grid[row][column]
+                for method in results.having("method"):
+                    _line_with_band(ax, results.curve("accuracy", axis, method=method, **labels), method, look(method))
+                ax.set_xlabel(words)
+                ax.set_title(title if row == 0 else "")
+            grid[0][column].grid(alpha=0.2)
+        for row in range(len(axes)):
+            grid[row][0].set_ylabel("test accuracy")
+        figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
+
+    if any(results.where(**labels).records for labels in panels.values()):
+        page.figure(name, caption, draw)
+
+
+_DASHES = {"solid": "-", "dash": "--", "dashdot": "-.", "dot": ":"}
+
+
+def _line_with_band(ax: Any, seeds: list[tuple[list[float], list[float]]], label: str, look: Any) -> None:
+    """The mean over seeds and one standard deviation on both sides, on the x of the first seed."""
+    import numpy as np
+
+    seeds = [(x, y) for x, y in seeds if len(x) > 1]
+    if not seeds:
+        return
+    x = np.asarray(seeds[0][0])
+    every = np.stack([np.interp(x, own_x, own_y) for own_x, own_y in seeds])
+    mean, deviation = every.mean(0), every.std(0)
+    ax.plot(x, mean, color=look.colour, linestyle=_DASHES[look.dash], label=label, linewidth=1.6)
+    if len(seeds) > 1:
+        ax.fill_between(x, mean - deviation, mean + deviation, color=look.colour, alpha=0.15, linewidth=0)
+
+
+def lines(page: Page, name: str, caption: str, results: Results, x: str, *, metric: str = "accuracy", by: str) -> None:
+    """A final metric against a label, a line per value of another, with one standard deviation."""
+    from acefl.report.style import look
+
+    def draw(plt: Any) -> None:
+        import numpy as np
+
+        _, ax = plt.subplots(figsize=(6, 4), layout="constrained")
+        for value in results.having(by):
+            own = results.where(**{by: value})
+            places = sorted(own.having(x))
+            data = [np.asarray(own.values(metric, **{x: place})) for place in places]
+            style = look(str(value))
+            ax.errorbar(
+                range(len(places)),
+                [np.nanmean(d) for d in data],
+                [np.nanstd(d) for d in data],
+                color=style.colour,
+                linestyle=_DASHES[style.dash],
+                marker="o",
+                capsize=3,
+                label=str(value),
+            )
+            ax.set_xticks(range(len(places)), [f"{place:g}" for place in places])
+        ax.set(xlabel=x, ylabel=metric.replace("_", " "))
+        ax.grid(alpha=0.2)
+        ax.legend(frameon=False)
+
+    if results.records:
+        page.figure(name, caption, draw)
+
+
+def heatmaps(page: Page, name: str, caption: str, results: Results, x: str, y: str) -> None:
+    """One heatmap per method of the final accuracy, all on one scale, as the paper draws them."""
+
+    def draw(plt: Any) -> None:
+        import numpy as np
+
+        methods = results.having("method")
+        across, down = sorted(results.having(x)), sorted(results.having(y))
+        values = {
+            method: np.array(
+                [[results.mean("accuracy", **{"method": method, x: a, y: b}) or np.nan for a in across] for b in down]
+            )
+            for method in methods
+        }
+        top = max(float(np.nanmax(v)) for v in values.values() if not np.isnan(v).all())
+        figure, grid = plt.subplots(
+            1, len(methods), figsize=(2.6 * len(methods), 2.9), squeeze=False, layout="constrained"
+        )
+        for ax, method in zip(grid[0], methods, strict=True):
+            image = ax.imshow(values[method], vmin=0.0, vmax=top, cmap="viridis", origin="lower", aspect="auto")
+            for (row, column), value in np.ndenumerate(values[method]):
+                if not np.isnan(value):
+                    ax.text(column, row, f"{value:.3f}", ha="center", va="center", color="w", fontsize=7)
+            ax.set(title=method, xlabel=x, xticks=range(len(across)), yticks=range(len(down)))
+            ax.set_xticklabels([f"{a:g}" for a in across])
+            ax.set_yticklabels([f"{b:g}" for b in down])
+        grid[0][0].set_ylabel(y)
+        figure.colorbar(image, ax=grid[0].tolist())
+
+    if results.records:
+        page.figure(name, caption, draw)

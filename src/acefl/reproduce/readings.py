@@ -1,0 +1,73 @@
+"""Which reading of the paper comes closest to its figures: what its text leaves open, one change at a time."""
+
+from __future__ import annotations
+
+from acefl.reproduce import cifar10_main as main
+from acefl.reproduce.page import Page
+from acefl.reproduce.plan import PRINTED_C, Planned, Recipe, Request, contestants, entry
+from acefl.reproduce.records import Results
+
+NAME = "readings"
+ALPHA = 0.1
+METHODS = ("ACE", "FedBuff", "ASGD")
+AUTHORS = "sgd(epochs=2, lr=0.01, momentum=0.9, send='mean')"  # the public configuration of the paper's authors
+
+# name -> (change of the task, factor on the printed learning rate)
+CHANGES: dict[str, tuple[dict[str, object], float]] = {
+    "as printed": ({}, 1.0),
+    "lr / 10": ({}, 0.1),
+    "lr / 100": ({}, 0.01),
+    "batch 200": ({"task.batch": 200}, 1.0),
+    "GroupNorm": ({"task.norm": "group"}, 1.0),
+    "augmentation": ({"task.augment": True}, 1.0),
+    "two local epochs, mean gradient": ({"task.local": AUTHORS}, 1.0),
+    "two local epochs, mean gradient, lr / 10": ({"task.local": AUTHORS}, 0.1),
+}
+COSTLY = ("batch 200", "GroupNorm", *[name for name in CHANGES if "epochs" in name])  # only where nothing trains
+
+
+def plan(request: Request) -> list[Planned]:
+    clients, steps = request.size(main.CLIENTS, main.STEPS)
+    field = {contestant.label: contestant for contestant in contestants(request, main.TAU)}
+    planned = []
+    for beta in main.BETAS[::-1]:
+        for change, (task, factor) in list(CHANGES.items())[:3] if request.quick else CHANGES.items():
+            if beta == main.BETAS[0] and change in COSTLY:
+                continue
+            for method in METHODS[::2] if "task.local" in task else METHODS:
+                made = entry(
+                    request,
+                    NAME,
+                    {"change": change, "alpha": ALPHA, "beta": beta},
+                    field[method],
+                    task={**main.image_task(request, ALPHA), **task},
+                    scenario={"clock": "tick", "delay": beta, "spread": 1.0},
+                    clients=clients,
+                    steps=steps,
+                )
+                made.settings["lr"] *= factor
+                planned.append(made)
+    return planned
+
+
+def report(results: Results, page: Page) -> None:
+    for beta in sorted(results.having("beta")):
+        own = results.where(beta=beta)
+        page.text(f"## Final test accuracy, clock `tick`, α = {ALPHA:g}, β = {beta:g}")
+        page.grid(own, {method: {"method": method} for method in METHODS}, rows="change")
+
+
+RECIPE = Recipe(
+    NAME,
+    "Which reading comes closest",
+    "figures on CIFAR-10, whose text leaves these settings open",
+    plan,
+    report,
+    data="cifar10",
+    forms=("printed",),
+    seeds=(0,),
+    notes=(
+        f"One change at a time from the printed settings (c = {PRINTED_C:g}, batch 50, one gradient, BatchNorm by "
+        "batch statistics).",
+    ),
+)

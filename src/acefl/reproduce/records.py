@@ -1,0 +1,112 @@
+"""Recorded runs of a recipe: one JSON line each, appended as they finish, and read back as tables."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from acefl.errors import InvalidInput
+from acefl.record import plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Record = dict[str, Any]
+
+
+class Ledger:
+    """A file of finished runs by cell name. A line that was cut off by a crash is dropped: its run is made again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records: dict[str, Record] = {}
+        if path.exists():
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+                try:
+                    record = json.loads(line)
+                    self.records[record["cell"]] = record
+                except (ValueError, KeyError, TypeError):
+                    if line and not line.startswith("{"):
+                        raise InvalidInput(f"{path}, line {number}: not a record of a run") from None
+
+    def add(self, record: Record) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(plain(record), allow_nan=False)
+        with open(self.path, "a+b") as file:
+            file.seek(0, 2)
+            if file.tell():
+                file.seek(-1, 2)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")  # after a line that was cut off
+            file.write(text.encode() + b"\n")
+        self.records[record["cell"]] = json.loads(text)
+
+
+class Results:
+    """The reported runs of a recipe (not those of a learning-rate search), with what tells them apart as columns."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        every = list(records)
+        self.records = [record for record in every if record["kind"] == "run"]
+        self.trials = [record for record in every if record["kind"] == "trial"]
+
+    def where(self, **labels: Any) -> Results:
+        """Those with these labels."""
+        return Results(r for r in self.records if all(r["labels"].get(key) == value for key, value in labels.items()))
+
+    def having(self, label: str) -> list[Any]:
+        """The values a label takes, in the order they were recorded in."""
+        return list(dict.fromkeys(r["labels"][label] for r in self.records if label in r["labels"]))
+
+    def frame(self) -> pd.DataFrame:
+        import pandas as pd
+
+        rows = []
+        for r in self.records:
+            counts = {key: r[key] for key in ("steps", "arrivals", "time", "wall_seconds", "diverged", "staleness")}
+            rows.append(
+                {**r["labels"], "seed": r["settings"]["seed"], "lr": r["settings"]["lr"], **r["final"], **counts}
+            )
+        return pd.DataFrame(rows)
+
+    def values(self, metric: str, **labels: Any) -> list[float]:
+        """A final metric over seeds; a run that diverged has none, and counts as NaN."""
+        found = [r["final"].get(metric) for r in self.where(**labels).records]
+        return [math.nan if value is None else float(value) for value in found]
+
+    def mean(self, metric: str, **labels: Any) -> float | None:
+        """The mean over seeds, None where there is no run; a diverged run's accuracy is what guessing gives."""
+        values = [value for value in self.values(metric, **labels) if not math.isnan(value)]
+        return sum(values) / len(values) if values else None
+
+    def curve(self, metric: str, against: str, **labels: Any) -> list[tuple[list[float], list[float]]]:
+        """One (x, y) per seed from the recorded evaluations."""
+        curves = []
+        for record in self.where(**labels).records:
+            points = [(row[against], row[metric]) for row in record["history"] if row.get(metric) is not None]
+            curves.append(([x for x, _ in points], [y for _, y in points]))
+        return curves
+
+
+def spread(values: Sequence[float]) -> str:
+    """`0.44 ± 0.01 (5)`: mean, standard deviation and how many; a single value alone."""
+    finite = [value for value in values if not math.isnan(value)]
+    if not values:
+        return ""
+    lost = len(values) - len(finite)
+    if not finite:
+        return "diverged"
+    mean = sum(finite) / len(finite)
+    text = f"{mean:.3f}"
+    if len(finite) > 1:
+        deviation = math.sqrt(sum((value - mean) ** 2 for value in finite) / (len(finite) - 1))
+        text += f" ± {deviation:.3f} ({len(finite)})"
+    return text + (f", {lost} diverged" if lost else "")
+
+
+def summary(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record without its curve: for printing."""
+    return {key: value for key, value in record.items() if key != "history"}

@@ -1,0 +1,223 @@
+"""Makes the runs of one or several recipes, the most wanted first, and goes on where it stopped.
+
+Every finished run is a line in its recipe's `results.jsonl` before the next one starts. What to run next follows from
+those lines alone: a run that is there is not made again, a learning rate that is being tuned goes on from its recorded
+trials, and a run that two recipes share is made once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from acefl.errors import InvalidInput
+from acefl.experiment import Job, make
+from acefl.record import machine
+from acefl.reproduce.plan import Planned
+from acefl.reproduce.rates import c_of, walk
+from acefl.reproduce.records import Ledger, Record
+from acefl.sweep import Cell
+from acefl.workers import Work, open_pool
+
+Progress = Callable[[int, int, str], None]  # runs done, runs known so far, what was done last
+_KEPT = 5  # significant digits of a recorded metric
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One run to make, for whoever makes it."""
+
+    recipe: str
+    kind: str  # run, or trial of a learning-rate search
+    labels: Mapping[str, Any]
+    cell: Cell
+    probe: int | None
+
+    def job(self) -> Job:
+        return dataclasses.replace(self.cell.job(Path()), out=None, probe=self.probe)
+
+
+@dataclass
+class Outcome:
+    """What a call left behind."""
+
+    done: int
+    left: int  # known to be wanted, not made
+    failed: dict[str, str]  # cell name -> one line why
+
+
+def run(
+    plan: Sequence[Planned],
+    folders: Mapping[str, Path],
+    *,
+    workers: int | None = None,
+    limit: float | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Make what the plan wants and is not there; after `limit` seconds nothing more is started.
+
+    `folders` says where each recipe's `results.jsonl` is. A run that failed is named in the outcome and tried again by
+    the next call; settings that cannot work end the call.
+    """
+    ledgers = {name: Ledger(folder / "results.jsonl") for name, folder in folders.items()}
+    schedule = _Schedule(plan, ledgers, math.inf if limit is None else time.monotonic() + limit)
+    with open_pool(workers) as pool:
+        most = workers or 8
+        pending: dict[Future[float], Assignment] = {}
+        try:
+            while True:
+                for assignment in schedule.ready(most - len(pending)):
+                    pending[pool.submit(cast(Work, _make), assignment)] = assignment
+                if progress is not None and not schedule.done:
+                    progress(0, schedule.known(), "")
+                if not pending:
+                    break
+                for future in pool.finished(pending):
+                    assignment = pending.pop(future)
+                    problem = future.exception()
+                    if isinstance(problem, InvalidInput):
+                        raise problem
+                    schedule.finished(assignment, cast(Record, future.result()) if problem is None else None, problem)
+                    if progress is not None:
+                        progress(schedule.done, schedule.known(), _words(assignment))
+        except BaseException:
+            pool.abandon()
+            raise
+    return Outcome(schedule.done, schedule.known() - schedule.done, schedule.failed)
+
+
+class _Schedule:
+    """Which run comes next."""
+
+    def __init__(self, plan: Sequence[Planned], ledgers: Mapping[str, Ledger], deadline: float) -> None:
+        self._plan, self._ledgers, self._deadline = plan, ledgers, deadline
+        self._under_way: set[str] = set()
+        self.failed: dict[str, str] = {}
+        self.done = 0
+        self._left = 0
+
+    def ready(self, count: int) -> list[Assignment]:
+        """The first few runs that are wanted and not under way, and can be over before the deadline."""
+        while any([self._shared(assignment) for planned in self._plan for assignment in self._wanted(planned)]):
+            pass  # what was copied may have been a trial, and its search wants the next
+        chosen: list[Assignment] = []
+        self._left = 0
+        for planned in self._plan:
+            for assignment in self._wanted(planned):
+                name = assignment.cell.name
+                if name in self._under_way or name in self.failed:
+                    continue
+                self._left += 1
+                if len(chosen) < count and time.monotonic() + self._expected(assignment) < self._deadline:
+                    chosen.append(assignment)
+                    self._under_way.add(name)
+                    self._left -= 1
+        return chosen
+
+    def known(self) -> int:
+        return self.done + len(self._under_way) + self._left
+
+    def finished(self, assignment: Assignment, record: Record | None, problem: BaseException | None) -> None:
+        self._under_way.discard(assignment.cell.name)
+        if record is None:
+            self.failed[assignment.cell.name] = f"{type(problem).__name__}: {problem}"
+            return
+        self.done += 1
+        self._ledgers[assignment.recipe].add(record)
+
+    def _wanted(self, planned: Planned) -> Iterator[Assignment]:
+        """The runs of an entry that its ledger does not have."""
+        records = self._ledgers[planned.recipe].records
+        rate = None
+        if planned.tuning is not None:
+            scores: dict[int, float] = {}
+            while True:
+                step = walk(scores)
+                if step.best is not None:
+                    rate = c_of(step.best) * planned.tuning.unit
+                    break
+                for place in step.wanted:
+                    cell = planned.trial(c_of(place) * planned.tuning.unit)
+                    if cell.name in records:
+                        score = records[cell.name]["final"].get(planned.tuning.score)
+                        diverged = records[cell.name]["diverged"] or score is None
+                        scores[place] = math.inf if diverged else float(score)
+                    else:
+                        yield Assignment(planned.recipe, "trial", planned.labels, cell, None)
+                if not all(place in scores for place in step.wanted):
+                    return
+        for cell in planned.cells(rate):
+            if cell.name not in records:
+                yield Assignment(planned.recipe, "run", planned.labels, cell, planned.probe)
+
+    def _shared(self, assignment: Assignment) -> bool:
+        """Whether another recipe has made this very run: then its record is copied, under our labels."""
+        if assignment.probe is not None:
+            return False
+        for ledger in self._ledgers.values():
+            record = ledger.records.get(assignment.cell.name)
+            if record is not None and record["kind"] == assignment.kind:
+                own = {**record, "recipe": assignment.recipe, "labels": dict(assignment.labels)}
+                self._ledgers[assignment.recipe].add(own)
+                return True
+        return False
+
+    def _expected(self, assignment: Assignment) -> float:
+        """Seconds, from the runs of the same method in the same setting that were made before."""
+        like = _alike(assignment.cell.settings)
+        known = [
+            record["wall_seconds"]
+            for ledger in self._ledgers.values()
+            for record in ledger.records.values()
+            if _alike(record["settings"]) == like
+        ]
+        return float(max(known[-5:], default=0.0))
+
+
+def _alike(settings: Mapping[str, Any]) -> tuple[Any, ...]:
+    keys = ("method", "task.name", "task.model", "task.clients", "scenario.clock", "scenario.delay")
+    stops = ("stop.steps", "stop.arrivals", "task.local", "task.batch")
+    return tuple(settings.get(key) for key in (*keys, *stops))
+
+
+def _make(assignment: Assignment) -> Record:
+    """One run as a record. Called where the run is made; everything in it is plain."""
+    began = time.perf_counter()
+    made = make(assignment.job())
+    ages = made.events["version"] - made.events["trained_on"]
+    return {
+        "cell": assignment.cell.name,
+        "recipe": assignment.recipe,
+        "kind": assignment.kind,
+        "labels": dict(assignment.labels),
+        "settings": assignment.cell.settings,
+        "final": {key: _short(value) for key, value in made.final.items()},
+        "history": [{key: _short(value) for key, value in row.items()} for row in made.metrics],
+        "steps": made.steps,
+        "arrivals": made.arrivals,
+        "time": made.time,
+        "staleness": float(ages.mean()) if len(ages) else 0.0,
+        "parameters": made.config["dim"],
+        "compute": made.config["compute"]["strategy"],
+        "diverged": made.diverged,
+        "wall_seconds": round(made.wall_seconds, 2),
+        "all_seconds": round(time.perf_counter() - began, 2),  # with building the task
+        "machine": machine(),
+    }
+
+
+def _short(value: float) -> float | None:
+    return float(f"{value:.{_KEPT}g}") if math.isfinite(value) else None
+
+
+def _words(assignment: Assignment) -> str:
+    said = ", ".join(f"{key} {value}" for key, value in assignment.labels.items())
+    return f"{assignment.recipe}: {said}" + (
+        f", trying lr {assignment.cell.settings['lr']:.3g}" * (assignment.kind == "trial")
+    )

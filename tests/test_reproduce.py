@@ -1,0 +1,278 @@
+"""Every recipe in miniature, end to end: synthetic data of the real layouts, a page with our values and the paper's."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from acefl import reproduce
+from acefl.cli import main
+from acefl.commands import reproduce as command
+from acefl.errors import InvalidInput
+from acefl.reproduce import rates, runner
+from acefl.reproduce.plan import FORMS, Planned, Request, contestants
+from acefl.reproduce.records import Ledger, Results, spread
+from acefl.sweep import Cell
+
+WORDS = ("goal puck ice", "orbit moon launch", "engine car wheel", "graphics pixel image")
+
+
+def write_pictures(folder: Path, name: str, label_bytes: int, classes: int) -> None:
+    """CIFAR's binary layout; a picture's brightness tells its label."""
+    rng = np.random.default_rng(0)
+    folder = folder / name
+    folder.mkdir(parents=True)
+    parts = (
+        {f"data_batch_{k}": 16 for k in range(1, 6)} | {"test_batch": 20}
+        if label_bytes == 1
+        else {"train": 80, "test": 20}
+    )
+    for part, count in parts.items():
+        labels = np.arange(count) % classes
+        pixels = rng.integers(0, 120, (count, 3072)) + (labels % 10)[:, None] * 13
+        head = np.repeat(labels[:, None], label_bytes, axis=1)
+        np.concatenate([head, pixels], axis=1).astype(np.uint8).tofile(folder / f"{part}.bin")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    write_pictures(root, "cifar-10-batches-bin", 1, 10)
+    write_pictures(root, "cifar-100-binary", 2, 20)
+    for split, count in (("train", 80), ("test", 20)):
+        rows = [{"text": f"{WORDS[k % 4]} number {k}", "label": k % 4} for k in range(count)]
+        (root / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return root
+
+
+def tiny(name: str, data: Path, form: str) -> Request:
+    """Smaller than --quick: what is tested is that it runs, resumes and reports, not what it learns."""
+    sizes = {"clients": 4, "steps": 3, "batch": 2, "samples": 40, "test_samples": 10, "evaluations": 1}
+    sizes |= {"seeds": (0, 1)} if name == "quantization" else {}
+    return reproduce.recipe(name).request(quick=True, form=form, folder=str(data), **sizes)
+
+
+EVERY = [(name, form) for name in reproduce.NAMES for form in reproduce.recipe(name).forms]
+
+
+@pytest.mark.parametrize(("name", "form"), EVERY, ids=[f"{name}-{form}" for name, form in EVERY])
+def test_every_recipe_runs_records_and_reports(name: str, form: str, data: Path, tmp_path: Path) -> None:
+    request = tiny(name, data, form)
+    outcome = reproduce.reproduce(name, request, tmp_path, command="acefl reproduce", workers=1)
+    assert (outcome.failed, outcome.left) == ({}, 0)
+    lines = (tmp_path / "results.jsonl").read_text()
+    records = [json.loads(line) for line in lines.splitlines()]
+    planned = reproduce.recipe(name).plan(request)
+    assert sum(r["kind"] == "run" for r in records) == sum(len(p.seeds) for p in planned) or not planned
+    page = (tmp_path / "README.md").read_text()
+    for text in ("# ", "acefl reproduce", "Hardware: ", "|---|"):
+        assert text in page
+    for figure in (line.partition("(")[2].partition(")")[0] for line in page.splitlines() if line.startswith("![")):
+        assert (tmp_path / figure).read_text().lstrip().startswith("<?xml")
+    again = reproduce.reproduce(name, request, tmp_path, command="acefl reproduce", workers=1)
+    assert again.done == 0
+    assert (tmp_path / "results.jsonl").read_text() == lines
+    assert (tmp_path / "README.md").read_text() == page
+
+
+def test_the_command_names_every_recipe() -> None:
+    assert (command.NAMES, command.FORMS) == (reproduce.NAMES, FORMS)
+
+
+# --- as printed -------------------------------------------------------------------------------------------------------
+
+
+def test_printed_settings_are_the_papers() -> None:
+    planned = reproduce.recipe("cifar10-main").plan(Request(folder="data"))
+    by = {(*[p.labels[k] for k in ("clock", "alpha", "beta")], p.labels["method"]): p.settings for p in planned}
+    assert len(by) == len(planned) == (4 + 2 + 4) * 6
+    base = 0.2 * math.sqrt(100 / 500)
+    ace, buffered, alone = (by["tick", 0.1, 30.0, name] for name in ("ACE", "FedBuff", "ASGD"))
+    assert ace["lr"] == alone["lr"] == pytest.approx(base)
+    assert buffered["lr"] == pytest.approx(base * 0.05)
+    assert (ace.get("scenario.concurrency"), buffered["scenario.concurrency"]) == (None, 20)
+    assert alone["scenario.concurrency"] == 1
+    for settings in by.values():
+        assert (settings["task.clients"], settings["stop.steps"], settings["task.batch"]) == (100, 500, 50)
+        assert (settings["task.model"], settings["task.norm"]) == ("resnet18", "batch")
+
+
+def test_longer_runs_keep_the_learning_rate_of_the_shorter() -> None:
+    def rates_of(name: str) -> dict[str, float]:
+        return {p.labels["method"]: p.settings["lr"] for p in reproduce.recipe(name).plan(Request(folder="data"))}
+
+    assert rates_of("cifar10-extended") == rates_of("cifar10-main")
+
+
+def test_both_readings_of_20_newsgroups_have_one_rate() -> None:
+    planned = reproduce.recipe("news20-table").plan(Request(folder="data"))
+    sizes = {(p.settings["task.clients"], p.settings["stop.steps"]) for p in planned}
+    assert sizes == {(20, 100), (100, 500)}
+    steps = {p.settings["lr"] for p in planned if p.labels["update"] == "adamw"}
+    assert steps == {0.2 * math.sqrt(20 / 100)}
+
+
+# --- tuned ------------------------------------------------------------------------------------------------------------
+
+
+def test_tuning_never_sees_the_test_set_or_a_reported_seed() -> None:
+    request = Request(form="tuned", folder="data")
+    for name in reproduce.NAMES:
+        recipe = reproduce.recipe(name)
+        for planned in recipe.plan(request) if "tuned" in recipe.forms else []:
+            trial = planned.trial(0.1).settings
+            assert trial["task.validation"] is True
+            assert trial["seed"] not in planned.seeds
+            assert all("task.validation" not in cell.settings for cell in planned.cells(0.1))
+            assert "stop.steps" not in planned.settings  # equal uploads for everybody
+            assert "scenario.concurrency" not in planned.settings
+
+
+def test_the_series_holds_the_papers_grid() -> None:
+    series = [rates.c_of(place) for place in range(-6, rates.LARGEST + 1)]
+    assert series == [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0]
+
+
+@pytest.mark.parametrize("best", [-9, -4, -2, 0, 2, 3])
+def test_the_walk_ends_at_the_best_with_worse_neighbours(best: int) -> None:
+    scores: dict[int, float] = {}
+    while (step := rates.walk(scores)).best is None:
+        assert step.wanted
+        scores |= {place: math.inf if place > best + 2 else abs(place - best) for place in step.wanted}
+    assert step.best == best
+    assert best - 1 in scores
+    assert best + 1 in scores or best == rates.LARGEST
+
+
+def test_a_method_that_never_trains_ends_the_walk() -> None:
+    scores: dict[int, float] = {}
+    while (step := rates.walk(scores)).best is None:
+        scores |= dict.fromkeys(step.wanted, math.nan)
+    assert step.best == rates.SMALLEST
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def planned_digits(recipe: str, method: str, seeds: tuple[int, ...] = (0,), **more: Any) -> Planned:
+    settings = {"method": method, "lr": 0.1, "evaluations": 1, "task.name": "digits", "task.clients": 5}
+    return Planned(recipe, {"method": method}, {**settings, "stop.arrivals": 20, **more}, seeds)
+
+
+def test_what_is_recorded_is_not_made_again(tmp_path: Path) -> None:
+    first = runner.run([planned_digits("a", "ACE")], {"a": tmp_path}, workers=1)
+    second = runner.run([planned_digits("a", "ACE", seeds=(0, 1))], {"a": tmp_path}, workers=1)
+    assert (first.done, second.done) == (1, 1)
+    assert {r["settings"]["seed"] for r in Ledger(tmp_path / "results.jsonl").records.values()} == {0, 1}
+
+
+def test_a_line_cut_off_by_a_crash_is_made_again(tmp_path: Path) -> None:
+    plan = [planned_digits("a", "ACE", seeds=(0, 1))]
+    runner.run(plan, {"a": tmp_path}, workers=1)
+    path = tmp_path / "results.jsonl"
+    whole = path.read_text()
+    path.write_text(whole[:-40])
+    assert runner.run(plan, {"a": tmp_path}, workers=1).done == 1
+    records = Ledger(path).records
+    assert {name: r["final"] for name, r in records.items()} == {
+        r["cell"]: r["final"] for r in map(json.loads, whole.splitlines())
+    }
+
+
+def test_a_run_that_two_recipes_share_is_made_once(tmp_path: Path) -> None:
+    plan = [planned_digits("a", "ACE"), planned_digits("b", "ACE")]
+    outcome = runner.run(plan, {"a": tmp_path / "a", "b": tmp_path / "b"}, workers=1)
+    assert outcome.done == 1
+    [mine] = Ledger(tmp_path / "a" / "results.jsonl").records.values()
+    [other] = Ledger(tmp_path / "b" / "results.jsonl").records.values()
+    assert (other["recipe"], other["final"]) == ("b", mine["final"])
+
+
+def test_nothing_is_started_after_the_limit(tmp_path: Path) -> None:
+    outcome = runner.run([planned_digits("a", "ACE")], {"a": tmp_path}, workers=1, limit=0.0)
+    assert (outcome.done, outcome.left) == (0, 1)
+
+
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    broken = planned_digits("a", "ACE", **{"task.model": "softmax", "task.batch": "x"})
+    outcome = runner.run([broken, planned_digits("a", "ASGD")], {"a": tmp_path}, workers=1)
+    assert (outcome.done, len(outcome.failed)) == (1, 1)
+
+
+def test_settings_that_cannot_work_end_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="unknown task"):
+        runner.run([planned_digits("a", "ACE", **{"task.name": "digit"})], {"a": tmp_path}, workers=1)
+
+
+def test_records_made_elsewhere_are_added_once(tmp_path: Path) -> None:
+    runner.run([planned_digits("a", "ACE", seeds=(0, 1))], {"a": tmp_path / "there"}, workers=1)
+    lines = [tmp_path / "there" / "results.jsonl"]
+    assert [reproduce.merge(lines, tmp_path / "here") for _ in range(2)] == [2, 0]
+
+
+def test_means_leave_out_what_diverged_and_say_so() -> None:
+    def record(seed: int, accuracy: float | None) -> dict[str, Any]:
+        return {"kind": "run", "labels": {"method": "ACE"}, "settings": {"seed": seed}, "final": {"accuracy": accuracy}}
+
+    results = Results([record(0, 0.5), record(1, None), record(2, 0.7)])
+    assert results.mean("accuracy", method="ACE") == pytest.approx(0.6)
+    assert results.mean("accuracy", method="ASGD") is None
+    assert spread(results.values("accuracy", method="ACE")) == "0.600 ± 0.141 (2), 1 diverged"
+    assert spread([math.nan]) == "diverged"
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cifar"], "unknown recipe 'cifar'; allowed: cifar10-main, "),
+        (["cifar10-main"], "recipe cifar10-main needs cifar10: give its folder with --data DIR"),
+        (
+            ["cifar10-main", "--data", "nowhere", "--quick", "--workers", "1"],
+            "no cifar10 in nowhere; allowed: a folder",
+        ),
+        (["news20-table", "--data", "nowhere", "--quick", "--workers", "1"], "no 20 Newsgroups in nowhere; allowed: a"),
+        (["rates-table", "--form", "tuned"], "form is 'tuned'; allowed for rates-table: printed"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("chapter one")
+    request = reproduce.recipe("overheads-table").request(quick=True)
+    with pytest.raises(InvalidInput, match="is not empty and holds no recipe"):
+        reproduce.reproduce("overheads-table", request, tmp_path, command="")
+
+
+def test_measured_memory_has_the_printed_orders(tmp_path: Path) -> None:
+    code = main(["reproduce", "overheads-table", "--out", str(tmp_path / "out"), "--workers", "1", "--json"])
+    assert code == 0
+    rows = [line for line in (tmp_path / "out" / "README.md").read_text().splitlines() if line.startswith("| ")]
+    agree = {row.split("|")[1].strip(): row.rstrip(" |").endswith("| agrees") for row in rows[1:]}
+    assert all(agree[name] for name in ("FedBuff", "CA2FL", "ACE, direct", "ACE, client-held", "ACED"))
+
+
+def test_contestants_are_methods_that_can_be_built() -> None:
+    for contestant in contestants(Request(), 50):
+        job = Cell({"method": contestant.method, "lr": 1.0}).job(Path())
+        assert dataclasses.is_dataclass(job.rule)
