@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from acefl import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff, Run, Scenario, Stop, tasks
-from acefl.rules import RobustACE
+from acefl.rules import MIFA, FedStaleWeight, MaleniaSGD, RingleaderASGD, RingmasterASGD, RobustACE
 from acefl.simulation import Simulation
 from acefl.types import RuleSettings
 
@@ -38,6 +38,11 @@ RULES: dict[str, RuleSettings] = {
     "FedBuff-sqrt": FedBuff(buffer=4, staleness="sqrt"),
     "ASGD": ASGD(),
     "DelayAdaptiveASGD": DelayAdaptiveASGD(threshold=3),
+    "RingmasterASGD": RingmasterASGD(threshold=4),
+    "RingleaderASGD": RingleaderASGD(),
+    "MaleniaSGD": MaleniaSGD(batch=1.2),
+    "MIFA": MIFA(buffer=3),
+    "FedStaleWeight": FedStaleWeight(buffer=4),
 }
 SCENARIOS: dict[str, Scenario] = {
     "event": Scenario(spread=8.0),

@@ -19,7 +19,20 @@ if TYPE_CHECKING:
     from acefl.experiment import compare, tune
     from acefl.record import Run, load
     from acefl.resuming import resume
-    from acefl.rules import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff, RobustACE
+    from acefl.rules import (
+        ACE,
+        ACED,
+        ASGD,
+        CA2FL,
+        MIFA,
+        DelayAdaptiveASGD,
+        FedBuff,
+        FedStaleWeight,
+        MaleniaSGD,
+        RingleaderASGD,
+        RingmasterASGD,
+        RobustACE,
+    )
     from acefl.server import Server
     from acefl.simulation import simulate
     from acefl.stop import Stop
@@ -38,10 +51,15 @@ _HOME = {
     "DelayAdaptiveASGD": "rules",
     "Every": "checkpoint",
     "FedBuff": "rules",
+    "FedStaleWeight": "rules",
     "InvalidInput": "errors",
     "Lost": "types",
+    "MIFA": "rules",
+    "MaleniaSGD": "rules",
     "NormLimit": "admission",
     "NothingInFlight": "errors",
+    "RingleaderASGD": "rules",
+    "RingmasterASGD": "rules",
     "RobustACE": "rules",
     "Rule": "types",
     "Run": "record",
@@ -78,16 +96,21 @@ __all__ = [
     "ACED",
     "ASGD",
     "CA2FL",
+    "MIFA",
     "Accumulator",
     "AceflError",
     "Arrival",
     "DelayAdaptiveASGD",
     "Every",
     "FedBuff",
+    "FedStaleWeight",
     "InvalidInput",
     "Lost",
+    "MaleniaSGD",
     "NormLimit",
     "NothingInFlight",
+    "RingleaderASGD",
+    "RingmasterASGD",
     "RobustACE",
     "Rule",
     "Run",

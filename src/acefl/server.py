@@ -87,7 +87,8 @@ class Server:
     def _take(self, event: Arrival | Lost) -> Arrival | None:
         if isinstance(event, Arrival):
             return self._admit(event)
-        if self.warming and self.participation[event.client] == 0:
+        first = self.warming and self.participation[event.client] == 0
+        if first or getattr(self.rule, "needs_everybody", False):
             self.forget(event.client)
         return None
 

@@ -208,3 +208,146 @@ class CA2FLOracle:
     def grow(self, clients: int, weight: float) -> None:
         self.members |= set(range(self.known, clients))
         self.known = max(self.known, clients)
+
+
+class RingmasterOracle(ASGDOracle):
+    """x^{k+1} = x^k - gamma g if its delay is below R, else g is ignored."""
+
+    def __init__(self, threshold: int) -> None:
+        super().__init__()
+        self.threshold = threshold
+
+    def absorb(self, client: int, update: Numbers, trained_on: int, version: int) -> bool:
+        return version - trained_on < self.threshold and super().absorb(client, update, trained_on, version)
+
+
+class MIFAOracle(ACEOracle):
+    """w <- w - eta (1/N) sum_i G_i after each round of so many active clients."""
+
+    def __init__(self, clients: int, buffer: int, *, wait: bool) -> None:
+        super().__init__([1.0] * clients, wait=wait)
+        self.size, self.came = buffer, 0
+
+    def absorb(self, client: int, update: Numbers, trained_on: int, version: int) -> bool:
+        self.came += 1
+        return super().absorb(client, update, trained_on, version) and self.came >= self.size
+
+    def step(self, t: int) -> Numbers:
+        self.came = 0
+        return super().step(t)
+
+    def grow(self, clients: int, weight: float) -> None:
+        super().grow(clients, 1.0)
+
+
+class FedStaleWeightOracle:
+    """sum_j p_j Δ_j over the buffer, p_j in proportion to the mean staleness of all arrivals of j's client."""
+
+    def __init__(self, buffer: int) -> None:
+        self.size = buffer
+        self.staleness: dict[int, list[int]] = {}
+        self.buffer: list[tuple[int, Numbers]] = []
+
+    def absorb(self, client: int, update: Numbers, trained_on: int, version: int) -> bool:
+        self.staleness.setdefault(client, []).append(version - trained_on)
+        self.buffer.append((client, update))
+        return len(self.buffer) >= self.size
+
+    def step(self, t: int) -> Numbers:
+        weights = [float(np.mean(self.staleness[client])) for client, _ in self.buffer]
+        if sum(weights) == 0:
+            weights = [1.0] * len(weights)
+        direction = weighted_mean([update for _, update in self.buffer], weights)
+        self.buffer = []
+        return direction
+
+    def forget(self, client: int) -> None:
+        if client not in [member for member, _ in self.buffer]:
+            self.staleness.pop(client, None)
+
+    def grow(self, clients: int, weight: float) -> None:
+        pass
+
+
+def mean_of_means(gradients: dict[int, list[Numbers]]) -> Numbers:
+    """(1/n) sum_i (1/b_i) sum_j g_ij."""
+    mean: Numbers = np.mean([np.mean(of_client, axis=0) for of_client in gradients.values()], axis=0)
+    return mean
+
+
+class _Awaited:
+    """Who is waited for: everybody but those that left and have not come back; newcomers once they have come."""
+
+    def __init__(self, clients: int) -> None:
+        self.members, self.known = set(range(clients)), clients
+
+    def forget(self, client: int) -> None:
+        self.members.discard(client)
+
+    def grow(self, clients: int, weight: float) -> None:
+        self.known = clients
+
+
+class MaleniaOracle(_Awaited):
+    """Gradients of x^k only, until (1/n sum_i 1/B_i)^-1 reaches S/n; then one step on the mean of the means."""
+
+    def __init__(self, clients: int, batch: float) -> None:
+        super().__init__(clients)
+        self.batch = batch
+        self.gradients: dict[int, list[Numbers]] = {}
+
+    def absorb(self, client: int, update: Numbers, trained_on: int, version: int) -> bool:
+        self.members.add(client)
+        if trained_on < version:
+            return False
+        self.gradients.setdefault(client, []).append(update)
+        if not self.members <= self.gradients.keys():
+            return False
+        inverse = [1 / len(of_client) for of_client in self.gradients.values()]
+        return bool(1 / np.mean(inverse) >= self.batch - 1e-12)
+
+    def step(self, t: int) -> Numbers:
+        direction = mean_of_means(self.gradients)
+        self.gradients = {}
+        return direction
+
+
+class RingleaderOracle(_Awaited):
+    """Phase 1: collect until b_i >= 1 for all i. Phase 2: one step for every i when it comes; surplus is kept.
+
+    Whoever comes in the same turn as the last one of phase 1 is still collected.
+    """
+
+    def __init__(self, clients: int) -> None:
+        super().__init__(clients)
+        self.table: dict[int, list[Numbers]] = {}
+        self.following: dict[int, list[Numbers]] = {}
+        self.owed: set[int] | None = None
+        self.opening = self.due = False
+
+    def absorb(self, client: int, update: Numbers, trained_on: int, version: int) -> bool:
+        self.members.add(client)
+        if self.owed == set() and not self.due:
+            self.table, self.following, self.owed = self.following, {}, None
+        if self.owed is None:
+            self.table.setdefault(client, []).append(update)
+            if self.members <= self.table.keys():
+                self.owed = (set(self.table) & self.members) - {client}
+                self.opening = self.due = True
+        elif client in self.owed:
+            self.table[client].append(update)
+            self.due = True
+            if not self.opening:
+                self.owed.remove(client)
+        else:
+            self.following.setdefault(client, []).append(update)
+        return self.due
+
+    def step(self, t: int) -> Numbers:
+        self.opening = self.due = False
+        return mean_of_means(self.table)
+
+    def forget(self, client: int) -> None:
+        super().forget(client)
+        if self.owed is not None:
+            self.owed.discard(client)

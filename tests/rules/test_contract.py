@@ -10,7 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.rules.schedules import DIM, History, histories, turns_of
 
-from acefl import ACE, ACED, ASGD, CA2FL, Arrival, DelayAdaptiveASGD, FedBuff, RobustACE
+from acefl import (
+    ACE,
+    ACED,
+    ASGD,
+    CA2FL,
+    MIFA,
+    Arrival,
+    DelayAdaptiveASGD,
+    FedBuff,
+    FedStaleWeight,
+    MaleniaSGD,
+    RingleaderASGD,
+    RingmasterASGD,
+    RobustACE,
+)
 from acefl.rules import METHODS, label
 from acefl.rules.ace import ClientMemory
 from acefl.testing import LAWS, Law
@@ -40,6 +54,14 @@ SETTINGS: list[RuleSettings] = [
     DelayAdaptiveASGD(threshold=2),
     RobustACE(),
     RobustACE(aggregate="trimmed", trim=0.3, warmup="seen"),
+    RingmasterASGD(),
+    RingmasterASGD(threshold=2),
+    RingleaderASGD(),
+    MaleniaSGD(),
+    MaleniaSGD(batch=1.2),
+    MIFA(buffer=3),
+    MIFA(table="int8", warmup="seen"),
+    FedStaleWeight(buffer=3),
 ]
 
 

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 TASK, SCENARIO, FLEET, BUDGET = "Task", "Scenario", "Fleet", "Budget"  # panels of the help
 RATE, OUTPUT = "Learning rate", "Output"
 
-METHODS = ("ACE", "ACED", "CA2FL", "FedBuff", "ASGD", "DelayAdaptiveASGD", "RobustACE")
+METHODS = (
+    *("ACE", "ACED", "CA2FL", "FedBuff", "ASGD", "DelayAdaptiveASGD", "RobustACE"),
+    *("RingmasterASGD", "RingleaderASGD", "MaleniaSGD", "MIFA", "FedStaleWeight"),
+)
 TASKS = ("digits", "quadratic", "cifar10", "cifar100")
 PARTITIONS = ("dirichlet", "shards", "pathological", "iid")
 CLOCKS = ("event", "tick", "sampled")

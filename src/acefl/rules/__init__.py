@@ -13,12 +13,19 @@ from acefl.rules.asgd import ASGD
 from acefl.rules.ca2fl import CA2FL
 from acefl.rules.delay_adaptive import DelayAdaptiveASGD
 from acefl.rules.fedbuff import FedBuff
+from acefl.rules.malenia import MaleniaSGD
+from acefl.rules.mifa import MIFA
+from acefl.rules.ringleader import RingleaderASGD
+from acefl.rules.ringmaster import RingmasterASGD
 from acefl.rules.robust import RobustACE
+from acefl.rules.stale_weight import FedStaleWeight
 from acefl.types import RuleSettings
 
-METHODS: dict[str, type[Any]] = {
-    method.__name__: method for method in (ACE, ACED, CA2FL, FedBuff, ASGD, DelayAdaptiveASGD, RobustACE)
-}
+_ALL = (
+    *(ACE, ACED, CA2FL, FedBuff, ASGD, DelayAdaptiveASGD, RobustACE),
+    *(RingmasterASGD, RingleaderASGD, MaleniaSGD, MIFA, FedStaleWeight),
+)
+METHODS: dict[str, type[Any]] = {method.__name__: method for method in _ALL}
 
 
 def parse(text: str) -> RuleSettings:
@@ -64,8 +71,13 @@ __all__ = [
     "ASGD",
     "CA2FL",
     "METHODS",
+    "MIFA",
     "DelayAdaptiveASGD",
     "FedBuff",
+    "FedStaleWeight",
+    "MaleniaSGD",
+    "RingleaderASGD",
+    "RingmasterASGD",
     "RobustACE",
     "from_settings",
     "label",

@@ -1,0 +1,41 @@
+"""Ringmaster ASGD (Maranjyan, Tyurin and Richtárik, ICML 2025, arXiv 2501.16168): asynchronous SGD that ignores what is
+too old."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from acefl.rules.fedbuff import BufferRule
+from acefl.rules.settings import check_count
+from acefl.types import Arrival, Rule, Vector
+
+
+@dataclass(frozen=True)
+class RingmasterASGD:
+    """A step on each arriving gradient whose staleness is below `threshold`; an older one is left out, and its client
+    gets the current model.
+
+    `threshold=None` takes the number of clients, the concurrency when all are busy. It is the algorithm without
+    calculation stops: nobody's work is broken off, what comes too late is not used.
+    """
+
+    threshold: int | None = None  # the paper's R
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None:
+            check_count("threshold", self.threshold)
+
+    def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
+        return FreshOnlyRule(like, self.threshold or clients)
+
+
+class FreshOnlyRule(BufferRule):
+    """Vanilla ASGD for what is fresh enough, deaf to the rest."""
+
+    def __init__(self, like: Vector, threshold: int) -> None:
+        super().__init__(like, 1, lambda staleness: 1.0)
+        self._threshold = threshold
+
+    def absorb(self, arrival: Arrival) -> bool:
+        return arrival.staleness < self._threshold and super().absorb(arrival)
