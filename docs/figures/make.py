@@ -1,7 +1,11 @@
 """The pictures of the documentation, cut out of real reports: `python docs/figures/make.py demo/report.html`.
 
 Makes what it finds in the page: those of the method comparison in one of `acefl compare`, those of the diagnosis in one
-of `acefl diagnose`.
+of `acefl diagnose`. The diagnosis that is shown is recorded, and its pages are made again from the record:
+
+    for part in terms rate; do
+        acefl report experiments/ace/theory/$part --out $part.html && python docs/figures/make.py $part.html
+    done
 
 Needs Chromium and its driver (Debian: apt-get install chromium chromium-driver) and Pillow, which the lock file has.
 """
@@ -12,6 +16,7 @@ import io
 import os
 import shutil
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 from PIL import Image
@@ -19,22 +24,26 @@ from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
-WIDTH, TALL, MARGIN, COLOURS = 1300, 7000, 30, 256
-PICTURES = {  # file: from the top of this section to the top of that one
-    "report.png": (None, "Accuracy while training"),
-    "slow-clients-over-time.png": ("Slow-fifth accuracy while training", "Who takes part"),
-    "who-takes-part.png": ("Who takes part", "Who makes the model"),
-    "error-terms.png": ("What an update's error is made of", "The methods, term by term"),
-    "who-makes-the-model.png": ("Who makes the model", "Heterogeneity amplification"),
-    "amplification.png": ("Heterogeneity amplification", "The convergence claim"),
-    "convergence.png": ("The convergence claim", "How this was made"),
+WIDTH, TALL, MARGIN, COLOURS = 1300, 12000, 30, 256
+OF_A_COMPARISON = {  # file: the section it shows
+    "slow-clients-over-time.png": "Slow-fifth accuracy while training",
+    "who-takes-part.png": "Who takes part",
 }
-WITH_LEGEND = ("slow-clients-over-time.png", "who-makes-the-model.png")
+OF_A_DIAGNOSIS = {
+    "error-terms.png": "What an update's error is made of",
+    "cosines.png": "Where an update and its errors point",
+    "who-makes-the-model.png": "Who makes the model",
+    "who-is-served.png": "Slow clients against fast clients",
+    "amplification.png": "Heterogeneity amplification",
+    "convergence.png": "The convergence claim",
+}
+WITH_LEGEND = ("slow-clients-over-time.png", "cosines.png", "who-makes-the-model.png", "who-is-served.png")
 _PLACES = """
 const place = (element) => element.getBoundingClientRect().top + window.scrollY;
 const legend = document.querySelector(".legend");
 const tops = Array.from(document.querySelectorAll("h2"), (heading) => [heading.textContent.trim(), place(heading)]);
-return { legend: place(legend), below: place(legend) + legend.offsetHeight, ...Object.fromEntries(tops) };
+const below = legend ? { legend: place(legend), below: place(legend) + legend.offsetHeight } : { legend: 0, below: 0 };
+return { ...below, ...Object.fromEntries(tops) };
 """
 
 
@@ -62,16 +71,21 @@ def screenshot(page: Path) -> tuple[Image.Image, dict[str, float]]:
 
 def main(page: str) -> None:
     whole, places = screenshot(Path(page))
-    legend = _cut(whole, places["legend"], places["below"])
-    for name, (first, after) in PICTURES.items():
-        if not {first or after, after} <= set(places):
-            continue
-        part = _cut(whole, places[first] - MARGIN if first else 0, places[after] - MARGIN)
-        if name in WITH_LEGEND:
-            part = _stack(legend, part)
-        path = Path(__file__).with_name(name)
-        part.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
-        print(f"{path.name}: {part.width} x {part.height}, {path.stat().st_size // 1000} KB")
+    legend = _cut(whole, places.pop("legend"), places.pop("below"))
+    compared = "Accuracy while training" in places
+    if compared:
+        _save("report.png", _cut(whole, 0, places["Accuracy while training"] - MARGIN))
+    ends = dict(pairwise(sorted(places.values())))
+    for name, section in (OF_A_COMPARISON if compared else OF_A_DIAGNOSIS).items():
+        if section in places:
+            part = _cut(whole, places[section] - MARGIN, ends[places[section]] - MARGIN)
+            _save(name, _stack(legend, part) if name in WITH_LEGEND else part)
+
+
+def _save(name: str, picture: Image.Image) -> None:
+    path = Path(__file__).with_name(name)
+    picture.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    print(f"{path.name}: {picture.width} x {picture.height}, {path.stat().st_size // 1000} KB")
 
 
 def _cut(whole: Image.Image, top: float, bottom: float) -> Image.Image:
