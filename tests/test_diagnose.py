@@ -116,6 +116,13 @@ def test_the_page_is_made_again_from_the_files_byte_for_byte(folder: Path, tmp_p
     assert again.read_bytes() == (folder / "report.html").read_bytes()
 
 
+def test_the_report_command_makes_it_too(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    again = tmp_path / "again.html"
+    assert main(["report", str(folder), "--out", str(again), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["report"] == str(again)
+    assert again.read_bytes() == (folder / "report.html").read_bytes()
+
+
 def test_the_page_draws_every_figure(folder: Path, browser: Chrome) -> None:
     browser.get((folder / "report.html").as_uri())
     drawn = WebDriverWait(browser, 120).until(lambda page: page.execute_script("return document.body.dataset.drawn"))
@@ -174,6 +181,22 @@ def test_a_directory_without_a_diagnosis_is_named(tmp_path: Path) -> None:
         diagnosis.load(tmp_path)
     with pytest.raises(InvalidInput, match="parts is empty"):
         diagnose(out=tmp_path / "x", parts=())
+
+
+def test_the_recorded_diagnosis_says_what_is_written_beside_it() -> None:
+    record = Path(__file__).parents[1] / "experiments/ace/theory"
+    written = (record / "README.md").read_text(encoding="utf-8")
+    terms = diagnosis.load(record / "terms")
+    for row in diagnosis.readable_participation(diagnosis.participation(terms)).itertuples(index=False):
+        staleness, served = ", ".join(row[5:8]), ", ".join(row[8:11])
+        assert f"| {staleness} | {served} |" in written
+    for row in diagnosis.impact(terms).itertuples(index=False):
+        assert f"{row.noise:.2g}" in written
+        assert f"{row.bias:.2g}" in written or row.bias < 1e-9 * row.mse
+        amplified = f"{row.amplified:.0f}" if row.amplified > 10 else f"{row.amplified:.1f}"
+        assert f"{row.delay:.2g}, **{amplified}×**" in written
+    for row in diagnosis.readable_slopes(diagnosis.slopes(diagnosis.load(record / "rate"))).itertuples(index=False):
+        assert f"{row[3]}** ({row[4]})" in written or f"{row[3]} ({row[4]})" in written
 
 
 @pytest.mark.slow

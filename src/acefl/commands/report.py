@@ -22,9 +22,9 @@ def report(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Rebuild the report of a run or a comparison.
+    """Rebuild the report of a run, a comparison or a diagnosis.
 
-    DIR is what compare wrote, or run with --out. The page is made from its files
+    DIR is what compare or diagnose wrote, or run with --out. The page is made from its files
     alone, on any machine.
 
     Examples:
@@ -35,9 +35,11 @@ def report(
     from acefl.commands import show
 
     written = page.build(directory, out)
-    table = page.summary_table(directory)
+    table = page.summary_table(directory) if not (directory / "diagnose.json").exists() else None
     if json:
-        show.print_json({"directory": directory, "report": written, "summary": table.to_dict("records")})
-    else:
+        summary = {} if table is None else {"summary": table.to_dict("records")}
+        show.print_json({"directory": directory, "report": written, **summary})
+        return
+    if table is not None:
         show.console().print(show.summary(table))
-        show.path("report", written)
+    show.path("report", written)

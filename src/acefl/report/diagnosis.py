@@ -140,7 +140,7 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
     if "mse" in table:
         columns["error"] = [f"{value:.2g}" for value in table["mse"]]
         columns["gradient"] = [f"{value:.2g}" for value in table["squared_gradient"]]
-        columns["cosine"] = [_signed(value) for value in table["cos_update"]]
+        columns["cosine"] = [signed(value) for value in table["cos_update"]]
     return pd.DataFrame(columns)
 
 
@@ -196,16 +196,17 @@ def readable_slopes(table: pd.DataFrame) -> pd.DataFrame:
             "mean squared gradient against": [
                 f"{a}, {over[o]}" for a, o in zip(table["against"], table["over"], strict=True)
             ],
-            "slope": [_signed(value) for value in table["slope"]],
+            "slope": [signed(value) for value in table["slope"]],
             "95 % interval": [
-                f"{_signed(low)} to {_signed(high)}" for low, high in zip(table["low"], table["high"], strict=True)
+                f"{signed(low)} to {signed(high)}" for low, high in zip(table["low"], table["high"], strict=True)
             ],
-            "predicted": [_signed(value) for value in table["predicted"]],
+            "predicted": [signed(value) for value in table["predicted"]],
         }
     )
 
 
-def _signed(value: float) -> str:
+def signed(value: float) -> str:
+    """With two digits and a proper minus."""
     return _minus(f"{value:.2f}")
 
 
@@ -238,6 +239,6 @@ def sentences(found: Diagnosis) -> list[str]:
     table = slopes(found)
     if len(table):
         ace = table[(table["method"] == "ACE") & (table["over"] == "whole")]
-        listed = [f"{_signed(row['slope'])} ({row['task']}, in {row['against']})" for _, row in ace.iterrows()]
+        listed = [f"{signed(row['slope'])} ({row['task']}, in {row['against']})" for _, row in ace.iterrows()]
         said.append(f"The mean squared gradient of ACE falls with exponents {', '.join(listed)}; predicted: −0.50.")
     return said

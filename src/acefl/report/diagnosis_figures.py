@@ -10,7 +10,7 @@ import pandas as pd
 
 from acefl import convergence
 from acefl.report import clients, influence, staleness, style
-from acefl.report.diagnosis import Diagnosis, slopes
+from acefl.report.diagnosis import Diagnosis, signed, slopes
 from acefl.report.drawing import Figure, Panel, band, line, numbers, solid_first
 
 TERMS = {"noise": "sampling noise ‖A‖²", "bias": "participation bias ‖B‖²", "delay": "delay error ‖C‖²"}
@@ -133,10 +133,12 @@ def _cosines(found: Diagnosis) -> Figure | None:
     if found.methods is None:
         return None
     panels = []
-    for name, title in {"cos_update": "the update u", "cos_noise": "A", "cos_bias": "B", "cos_delay": "C"}.items():
+    of = {"update": "update u", "noise": "sampling noise A", "bias": "participation bias B", "delay": "delay error C"}
+    for term, title in of.items():
+        name = f"cos_{term}"
         lines = []
         for label, (x, y) in _curves(found, name).items():
-            real = _share(found, label, name) > 1e-9  # the direction of what is not there is that of rounding
+            real = _share(found, label, term) > 1e-9  # the direction of what is not there is that of rounding
             lines.append(line(label, found.looks[label], x, y if real else np.full(len(y), np.nan)))
         layout = style.layout(
             "arrivals",
@@ -145,18 +147,18 @@ def _cosines(found: Diagnosis) -> Figure | None:
             xaxis={"nticks": 5, "tickformat": ",d"},
             yaxis={"range": [-1.05, 1.05], "tickvals": [-1, 0, 1]},
         )
-        panels.append(Panel(f"{title} with ∇F(w)", solid_first(lines), layout))
+        panels.append(Panel(title, solid_first(lines), layout))
     caption = (
-        "Cosines with the true gradient: 1, the same direction; 0, at right angles; −1, against it. An update at right "
-        "angles to the gradient moves the model without making it better for all; noise and bias across it (A, B near "
-        "0) do harm by their length, a delay error against it (C near −1) holds the model back."
+        "Cosines with the true gradient ∇F(w): 1, the same direction; 0, at right angles; −1, against it. An update "
+        "at right angles to the gradient moves the model without making it better for all. A bias or a delay error "
+        "against the gradient holds the model back; one along it makes the step too long. A method without a term is "
+        "not in its panel."
     )
     return Figure("cosines", "Where an update and its errors point", caption, panels, columns=2)
 
 
-def _share(found: Diagnosis, label: str, name: str) -> float:
-    """What the term that a cosine is of makes up of the whole error; an update always counts."""
-    term = name.removeprefix("cos_")
+def _share(found: Diagnosis, label: str, term: str) -> float:
+    """What a term makes up of the whole error; an update always counts."""
     if term == "update":
         return 1.0
     part, whole = (_curves(found, key)[label][1] for key in (term, "mse"))
@@ -186,7 +188,7 @@ def _heat(found: Diagnosis) -> Figure | None:
                 "x": [f"{spread:g}×" for spread in table.columns],
                 "y": [f"{heterogeneity:g}" for heterogeneity in table.index],
                 "z": [numbers(row) for row in shown],
-                "text": [["none" if value < low / 100 else f"{value:.1g}" for value in row] for row in values],
+                "text": [["none" if value < low / 100 else _short(value) for value in row] for row in values],
                 "texttemplate": "%{text}",
                 "zmin": math.log10(low),
                 "zmax": math.log10(high),
@@ -210,6 +212,10 @@ def _heat(found: Diagnosis) -> Figure | None:
         "with data. All methods move at the same pace per arrival."
     )
     return Figure("amplification", "Heterogeneity amplification", caption, panels, columns=3)
+
+
+def _short(value: float) -> str:
+    return f"{value:.1g}" if value < 1 else f"{float(f'{value:.2g}'):,g}"
 
 
 def _rates(found: Diagnosis) -> Figure | None:
@@ -236,7 +242,8 @@ def _rates(found: Diagnosis) -> Figure | None:
                     line(name, style.Look(look.colour, dash), means.index, means, mode="lines+markers", marker=marker)
                 )
                 slope = fitted[task, method, against, over]
-                notes.append(f"{name}: {slope['slope']:.2f} ({slope['low']:.2f} to {slope['high']:.2f})")
+                fit, low, high = (signed(slope[key]) for key in ("slope", "low", "high"))
+                notes.append(f"{name}: {fit} ({low} to {high})")
         traces.append(_reference(points, str(against)))
         layout = style.layout(
             "number of steps T" if against == "T" else "number of clients n",
