@@ -15,14 +15,14 @@ GRID = {
     "seed": [0, 1],
     "task": {"name": "digits", "model": "mlp"},
     "scenario": {"spread": 30.0},
-    "stop": {"arrivals": 20_000},
 }
 
 
-def seconds(workers: int) -> float:
+def seconds(workers: int, arrivals: int = 20_000) -> float:
+    grid = {**GRID, "stop": {"arrivals": arrivals}}
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        outcome = sweep(Grid.of(GRID), Path(folder) / "sweep", workers=workers)
+        outcome = sweep(Grid.of(grid), Path(folder) / "sweep", workers=workers)
         assert not outcome.failed
         return time.perf_counter() - began
 
@@ -31,7 +31,7 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    seconds(1)
+    seconds(1, arrivals=500)  # warms up the caches of the disk and of the compiler
     rows = [{"turn": turn, "one worker, s": seconds(1), "two workers, s": seconds(2)} for turn in (1, 2)]
     gain = max(row["one worker, s"] / row["two workers, s"] for row in rows)
     target = {"what": "two workers over one", "measured": gain, "asked": ">= 1.8", "met": gain >= 1.8}
