@@ -9,6 +9,7 @@ all systems are interleaved.
 
 Peers live in environments of their own, under `--cache`. One that cannot be installed or run is reported and left out.
 What was switched off in each, always in its favour, is said at the top of its driver in `benchmarks/peer_drivers`.
+Speed is compared, not methods: learning rates are not tuned, and the accuracy only shows that a model was trained.
 """
 
 from __future__ import annotations
