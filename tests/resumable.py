@@ -9,7 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from acefl import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff, Run, Scenario, Stop, tasks
-from acefl.rules import MIFA, FedStaleWeight, MaleniaSGD, RingleaderASGD, RingmasterASGD, RobustACE
+from acefl.rules import (
+    AREA,
+    FADAS,
+    MIFA,
+    FedAdam,
+    FedAsync,
+    FedAvg,
+    FedFa,
+    FedStaleWeight,
+    MaleniaSGD,
+    RingleaderASGD,
+    RingmasterASGD,
+    RobustACE,
+)
 from acefl.simulation import Simulation
 from acefl.types import RuleSettings
 
@@ -43,6 +56,12 @@ RULES: dict[str, RuleSettings] = {
     "MaleniaSGD": MaleniaSGD(batch=1.2),
     "MIFA": MIFA(buffer=3),
     "FedStaleWeight": FedStaleWeight(buffer=4),
+    "FedAsync": FedAsync(),
+    "FedFa": FedFa(window=3),
+    "AREA": AREA(buffer=2, table="int8"),
+    "FADAS": FADAS(buffer=4, threshold=2),
+    "FedAvg": FedAvg(),
+    "FedAdam-cohort": FedAdam(cohort=3),
 }
 SCENARIOS: dict[str, Scenario] = {
     "event": Scenario(spread=8.0),

@@ -23,10 +23,13 @@ from typing import Any
 import torch
 
 from acefl import tasks
+from acefl.calls import record_of
 from acefl.errors import require
+from acefl.optimizers import Optimizer
 from acefl.probes import ErrorTerms, Participation
 from acefl.record import FORMAT, Run, machine, plain, whole_directory, write_json
 from acefl.rules import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff, label
+from acefl.schedules import Schedule
 from acefl.search import LearningRateSearch
 from acefl.simulation import Observer, settings_of, simulate
 from acefl.stop import Stop
@@ -60,6 +63,8 @@ class Job:
     out: Path | None = None
     watch: bool = False  # record whose updates make up the model, and how stale they are
     probe: int | None = None  # measure the error terms of a step every so many arrivals
+    optimizer: Optimizer | None = None
+    schedule: Schedule | None = None
 
 
 def make(job: Job, observers: Sequence[Observer] = ()) -> Run:
@@ -77,6 +82,8 @@ def make(job: Job, observers: Sequence[Observer] = ()) -> Run:
         out=job.out,
         evaluations=job.evaluations,
         observers=[*watchers, *observers],
+        optimizer=job.optimizer,
+        schedule=job.schedule,
     )
 
 
@@ -132,11 +139,14 @@ def compare(
     title: str = "",
     probe: int | None = None,
     progress: Progress | None = None,
+    optimizer: Optimizer | None = None,
+    schedule: Schedule | None = None,
 ) -> Path:
     """Run every method on every seed, each with its own tuned learning rate (or `lr`), and record it all in `out`.
 
     The search gives every method the same effort, on a seed that is not reported. With `probe` the error terms of a
-    step are measured every so many arrivals (see `acefl.probes`). Returns the directory, which holds `compare.json`,
+    step are measured every so many arrivals (see `acefl.probes`). `optimizer` and `schedule` are those of every run, of
+    the search too. Returns the directory, which holds `compare.json`,
     one run directory per method and seed, and `report.html`.
     """
     from acefl import report
@@ -150,12 +160,16 @@ def compare(
     names = [label(rule) for rule in methods]
     for name in names:
         require(names.count(name) == 1, f"method {name} is given twice")
+    for rule in methods:
+        own = getattr(rule, "optimizer", None) or getattr(rule, "mixes_models", None)
+        require(optimizer is None or not own, f"optimizer is {optimizer}, which {label(rule)} cannot be run with")
     task = _built_once(task)
     first = build_task(task, seeds[0])
     scenario.check(first.clients)
     began = time.perf_counter()
     with whole_directory(Path(out)) as folder:
         plan = Job(task, methods[0], math.nan, scenario, stop, TUNING_SEED, evaluations, watch=True, probe=probe)
+        plan = dataclasses.replace(plan, optimizer=optimizer, schedule=schedule)
         contenders = [
             _Contender(
                 rule, name, LearningRateSearch(lr_centre) if lr is None else None, math.nan if lr is None else lr
@@ -172,6 +186,7 @@ def compare(
             "scenario": dataclasses.asdict(scenario),
             "stop": dataclasses.asdict(stop),
             "seeds": list(seeds),
+            **{name: record_of(given) for name, given in (("optimizer", optimizer), ("schedule", schedule)) if given},
             "methods": [_recorded(contender, seeds) for contender in contenders],
             "command": command_line("acefl.compare(...)"),
             "machine": machine(),

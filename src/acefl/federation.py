@@ -21,12 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from acefl.admission import Gate, NormLimit
+from acefl.calls import record_of
 from acefl.checkpoint import Every
 from acefl.errors import NothingInFlight, require
 from acefl.loop import Fleet, run
+from acefl.optimizers import Optimizer
 from acefl.record import CHECKPOINT, FORMAT, Events, Run, machine, plain
 from acefl.rules import label
 from acefl.rundir import RunDirectory, reopen, start
+from acefl.schedules import Schedule
 from acefl.server import Server
 from acefl.simulation import Observer
 from acefl.state import lending
@@ -244,7 +247,13 @@ class Federation:
         observers: Sequence[Observer] = (),
         norm_limit: NormLimit | None = None,
         background: bool = True,
+        optimizer: Optimizer | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
+        require(
+            getattr(rule, "cohort", None) is None,
+            f"{label(rule)} draws the clients of a round, which only simulations do; allowed here: cohort=None",
+        )
         require(
             not (norm_limit and getattr(rule, "sends_differences", False)),
             f"norm_limit with {label(rule)}, whose clients send changes: they would take a cut one for accepted whole",
@@ -257,9 +266,14 @@ class Federation:
             fleet.clients,
             gate=Gate(fleet.clients, model, norm=norm_limit),
             on_arrival=self._arrived,
+            optimizer=optimizer,
+            schedule=schedule.over(fleet.clients, stop, getattr(rule, "buffer", 1)) if schedule is not None else None,
         )
         fleet.attach(self.server)
         self.config = {**configuration(rule, lr, stop, model.numel()), **config}
+        self.config |= {
+            name: record_of(given) for name, given in (("optimizer", optimizer), ("schedule", schedule)) if given
+        }
         self.events = TravelEvents()
         self.watch = Watch(judge, evaluations, background=background)
         self.samples = dict(enumerate(samples or ()))
@@ -468,6 +482,9 @@ def _load(federation: Federation, saved: State, out: str | os.PathLike[str]) -> 
     here, there = plain(federation.config), json.loads(saved["config"])
     for what in ("method", "rule", "lr", "dim"):
         require(here[what] == there[what], f"{what} is {here[what]}; that of the run in {out} was {there[what]}")
+    for what in ("optimizer", "schedule"):
+        given, had = here.get(what), there.get(what)
+        require(given == had, f"{what} is {given}; that of the run in {out} was {had}")
     federation.load_state_dict(saved["federation"])
     log.info("going on from %d arrivals", federation.server.accepted)
 

@@ -20,11 +20,18 @@ class Fleet(Protocol):
         ...
 
     def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> None:
-        """Send the model to every client that should start work now; copy it, since the server goes on changing it."""
+        """Send the model to every client that should start work now; copy it, since the server goes on changing it.
+
+        `newcomers_only`: to none that was sent one since the last call without it, when the round began.
+        """
         ...
 
     def next(self) -> list[Arrival | Lost]:
         """What came in since the last call, waiting for it if need be. NothingInFlight: nothing ever will."""
+        ...
+
+    def versions_out(self) -> set[int]:
+        """Versions of the model that updates may still come from."""
         ...
 
 
@@ -36,27 +43,34 @@ def run(server: Server, fleet: Fleet, stop: Stop) -> Iterator[Step]:
     """
     over = stop.progress(Step(server.accepted, server.version, fleet.now, False)) >= 1.0
     if not over:
-        _dispatch(server, fleet)
+        dispatch(server, fleet)
     while not over:
-        stepped = server.handle(_next(server, fleet))
+        events = _next(server, fleet)
+        spent = stop.progress(Step(server.accepted, server.version, fleet.now, False))
+        stepped = server.handle(events, min(spent, 1.0))
         step = Step(server.accepted, server.version, fleet.now, stepped)
         over = stop.progress(step) >= 1.0
         if not over:
-            _dispatch(server, fleet)
+            dispatch(server, fleet)
         yield step
 
 
-def _dispatch(server: Server, fleet: Fleet) -> None:
-    fleet.dispatch(server.model, server.version, newcomers_only=server.warming)
+def dispatch(server: Server, fleet: Fleet) -> None:
+    """Give the current model to whoever the rule wants to work on it now."""
+    if not server.closed:
+        fleet.dispatch(server.model, server.version, newcomers_only=server.warming)
+    server.tidy(fleet.versions_out)
 
 
 def _next(server: Server, fleet: Fleet) -> list[Arrival | Lost]:
-    """What comes in next. First updates that nobody is working on (they were refused, say) are not waited for."""
+    """What comes in next. Updates that a round lacks and nobody is working on (refused ones, say) are not waited for:
+    the round is over, and that is all that happened."""
     try:
         return fleet.next()
     except NothingInFlight:
         if not server.warming:
             raise
         server.stop_waiting()
-        _dispatch(server, fleet)
-        return fleet.next()
+        if server.warming:
+            raise
+        return []

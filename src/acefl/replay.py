@@ -137,6 +137,9 @@ class ReplayFleet:
         self._trips[number] = Trip(sent, size, size)
         return Arrival(client, update, trained_on, self._version, number)
 
+    def versions_out(self) -> set[int]:
+        return {version for _, version in self._sent.values()}
+
     def heard(self, arrival: Arrival, reason: str) -> Trip:
         return self._trips.pop(arrival.task)
 
@@ -169,6 +172,10 @@ def replay(
     trace = Trace.of(recorded)
     built = task or own_task(recorded)
     require(built.clients == trace.clients, f"the task has {built.clients} clients; allowed: the run's {trace.clients}")
+    require(
+        not getattr(rule, "synchronous", False),
+        f"{label(rule)} decides who works when, which a recorded run has decided already",
+    )
     differences = bool(getattr(rule, "sends_differences", False))
     fleet = ReplayFleet(trace, built, int(recorded.config["seed"]), differences=differences)
     federation = Federation(

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from acefl import rules, tasks
+from acefl import optimizers, rules, schedules, tasks
 from acefl.admission import NormLimit
 from acefl.checkpoint import Every
 from acefl.errors import InvalidInput, require
@@ -130,6 +130,8 @@ def _build(settings: State, task: Task | None, rule: RuleSettings | None, observ
         evaluations=settings["evaluations"],
         observers=observers,
         norm_limit=NormLimit(**config["norm_limit"]) if "norm_limit" in config else None,
+        optimizer=optimizers.from_record(config["optimizer"]) if "optimizer" in config else None,
+        schedule=schedules.from_record(config["schedule"]) if "schedule" in config else None,
     )
     given = plain(simulation.config)
     for what in ("task", "method", "rule", "clients", "dim"):

@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from acefl.admission import Gate
 from acefl.errors import require
+from acefl.optimizers import Optimizer
+from acefl.schedules import Factor
+from acefl.state import lend
 from acefl.types import Arrival, Lost, Rule, State, Vector
 
 
@@ -15,6 +19,12 @@ class Server:
     """Owns the model vector and turns arrivals into steps by its rule.
 
     `on_arrival(arrival, reason)` hears of every arrival, refused (with the reason) or accepted (with the empty string).
+    `schedule` gives the factor of the learning rate for a share of the budget; `optimizer` makes the step of a rule's
+    direction. A rule may bring its own (`rule.optimizer`).
+
+    A rule that mixes clients' models (`rule.mixes_models`) is given how far a client's own model lies from the current
+    one, to subtract: the client started from the model it was sent and went `lr` times its update, so `lr` is the
+    clients' learning rate, and the server takes the rule's direction as it is.
     """
 
     def __init__(
@@ -26,6 +36,8 @@ class Server:
         *,
         gate: Gate | None = None,
         on_arrival: Callable[[Arrival, str], None] | None = None,
+        optimizer: Optimizer | None = None,
+        schedule: Factor | None = None,
     ) -> None:
         require(math.isfinite(lr) and lr > 0, f"lr is {lr}; allowed: a finite number above 0")
         self.model = model.clone()
@@ -38,27 +50,70 @@ class Server:
         self.lr = lr
         self._gate = gate or Gate(clients, self.model)
         self._on_arrival = on_arrival
+        self._schedule = schedule
+        own: Optimizer | None = getattr(rule, "optimizer", None)
+        require(own is None or optimizer is None, f"optimizer is {optimizer}; the method brings its own, {own}")
+        chosen = own or optimizer
+        self._optimizer = chosen.build(self.model) if chosen is not None else None
         self._advance: Callable[[Arrival, Vector, float], bool] | None = getattr(rule, "advance", None)
+        if self._optimizer is not None:
+            self._advance = None
+        self._sent: dict[int, Vector] | None = None  # models that clients may have, by version
+        self._room = 16  # how many of them before somebody looks which are still out
+        if getattr(rule, "mixes_models", False):
+            require(chosen is None, f"optimizer is {chosen}; allowed for a method that mixes models: none")
+            self._sent = {0: self.model.clone()}
 
     @property
     def warming(self) -> bool:
-        """Whether the rule still waits for some client's first update, so that nobody gets a second model yet."""
+        """Whether the rule still waits for somebody's update, so that nobody who has reported gets a model yet."""
         return bool(getattr(self.rule, "warming", False))
 
-    def handle(self, events: Sequence[Arrival | Lost]) -> bool:
-        """Take in what came and step at most once; True if the model changed.
+    @property
+    def closed(self) -> bool:
+        """Whether the rule wants nobody to be sent a model now, not even who has never got one."""
+        return bool(getattr(self.rule, "closed", False))
+
+    def handle(self, events: Sequence[Arrival | Lost], spent: float = 0.0) -> bool:
+        """Take in what came and step at most once; True if the model changed. `spent`: the share of the budget so far.
 
         What is lost or refused leaves no trace, not even in the last bit: the step depends on the admitted alone.
         """
         admitted = [arrival for event in events if (arrival := self._take(event)) is not None]
+        lr = self.lr if self._schedule is None else self.lr * self._schedule(spent)
+        if self._sent is not None:
+            admitted = [self._to_the_client_s_model(arrival, lr) for arrival in admitted]
         if len(admitted) == 1 and self._advance is not None:
-            stepped = self._advance(admitted[0], self.model, self.lr)
+            stepped = self._advance(admitted[0], self.model, lr)
         else:
-            stepped = any([self.rule.absorb(arrival) for arrival in admitted])
+            stepped = any([self.rule.absorb(arrival) for arrival in admitted]) or bool(getattr(self.rule, "due", False))
             if stepped:
-                self.model.sub_(self.rule.direction(), alpha=self.lr)
+                self._step(lr)
         self.version += stepped
+        if stepped and self._sent is not None:
+            self._sent[self.version] = self.model.clone()
         return stepped
+
+    def _to_the_client_s_model(self, arrival: Arrival, lr: float) -> Arrival:
+        assert self._sent is not None
+        moved = self.model - self._sent[arrival.trained_on]
+        return replace(arrival, update=moved.add_(arrival.update, alpha=lr))
+
+    def _step(self, lr: float) -> None:
+        rate = getattr(self.rule, "rate", None)
+        if rate is not None:
+            lr = rate(lr)
+        if self._optimizer is not None:
+            self._optimizer.step(self.model, self.rule.direction(), lr)
+        else:
+            self.model.sub_(self.rule.direction(), alpha=1.0 if self._sent is not None else lr)
+
+    def tidy(self, versions_out: Callable[[], set[int]]) -> None:
+        """Drop the models that no client has any more, now and then."""
+        if self._sent is not None and len(self._sent) > self._room:
+            out = versions_out() | {self.version}
+            self._sent = {version: model for version, model in self._sent.items() if version in out}
+            self._room = 2 * len(self._sent) + 16
 
     def forget(self, client: int) -> None:
         """A client has left for good: it no longer counts in the mean, and nobody waits for it."""
@@ -69,7 +124,11 @@ class Server:
             forget(client)
 
     def stop_waiting(self) -> None:
-        """End the first round without those who have not reported; they count once they do."""
+        """End the round without those who have not reported; they count once they do."""
+        close = getattr(self.rule, "close_round", None)
+        if close is not None:
+            close()
+            return
         for client, arrivals in enumerate(self.participation):
             if not arrivals:
                 self.forget(client)
@@ -123,6 +182,8 @@ class Server:
             "participation": list(self.participation),
             "rule": self.rule.state_dict(),
             "gate": self._gate.state_dict(),
+            "optimizer": self._optimizer.state_dict() if self._optimizer is not None else {},
+            "sent": lend(map(str, self._sent), self._sent_model) if self._sent is not None else {},
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -134,3 +195,11 @@ class Server:
         self._gate.clients = len(self.participation)
         self.rule.load_state_dict(state["rule"])
         self._gate.load_state_dict(state["gate"])
+        if self._optimizer is not None:
+            self._optimizer.load_state_dict(state["optimizer"])
+        if self._sent is not None:
+            self._sent = {int(version): model.clone() for version, model in state["sent"].items()}
+
+    def _sent_model(self, version: str) -> Vector:
+        assert self._sent is not None
+        return self._sent[int(version)]

@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from acefl.admission import Gate, NormLimit
+from acefl.calls import record_of
 from acefl.errors import require
 from acefl.fleets.simulated import SimulatedFleet, simulated_fleet
-from acefl.loop import run
+from acefl.loop import dispatch, run
+from acefl.optimizers import Optimizer
 from acefl.record import FORMAT, Events, Run, machine, plain, refuse_foreign
 from acefl.rules import label
+from acefl.schedules import Schedule
 from acefl.server import Server
 from acefl.stop import Stop
 from acefl.tasks.base import Evaluation, Task
@@ -66,12 +69,16 @@ def simulate(
     progress: Progress | None = None,
     checkpoint: Every | None = None,
     norm_limit: NormLimit | None = None,
+    optimizer: Optimizer | None = None,
+    schedule: Schedule | None = None,
 ) -> Run:
     """Train `task` by `rule` in virtual time, evaluating `evaluations` times at even shares of the budget.
 
     The same arguments give the same run, bit for bit. With `norm_limit` the server refuses or clips updates that are
-    out of line with the other clients'. With `out` the run is also saved there. With `checkpoint` its
-    state is saved there now and then: if the process is killed, `acefl.resume(out)` goes on as if it had not been.
+    out of line with the other clients'. `optimizer` makes the step of the rule's direction (see `acefl.optimizers`),
+    `schedule` changes the learning rate over the budget (see `acefl.schedules`). With `out` the run is also saved
+    there. With `checkpoint` its state is saved there now and then: if the process is killed, `acefl.resume(out)` goes
+    on as if it had not been.
     """
 
     _refuse_mixed_up(task, rule, scenario, stop)
@@ -87,6 +94,8 @@ def simulate(
             evaluations=evaluations,
             observers=observers,
             norm_limit=norm_limit,
+            optimizer=optimizer,
+            schedule=schedule,
         )
 
     if checkpoint is not None:
@@ -115,6 +124,22 @@ def _refuse_mixed_up(task: Any, rule: Any, scenario: Any, stop: Any) -> None:
     require(stop is None or isinstance(stop, Stop), f"stop is {stop!r}; allowed: {allowed}")
 
 
+def _with_rounds(rule: RuleSettings, scenario: Scenario) -> Scenario:
+    """The scenario for a method with rounds: who is drawn for one is who is at work."""
+    if not getattr(rule, "synchronous", False):
+        return scenario
+    require(
+        scenario.clock != "sampled",
+        f"{label(rule)} waits for its clients, which the sampled clock has none of; allowed: event and tick",
+    )
+    cohort: int | None = getattr(rule, "cohort", None)
+    if cohort is None:
+        return scenario
+    at_work = scenario.concurrency
+    require(at_work in (None, cohort), f"concurrency is {at_work}; allowed with {label(rule)}: {cohort}")
+    return dataclasses.replace(scenario, concurrency=cohort)
+
+
 class Simulation:
     """A run in progress: everything that changes, in one place, so that it can be watched, saved and gone on with."""
 
@@ -130,6 +155,8 @@ class Simulation:
         evaluations: int = 50,
         observers: Sequence[Observer] = (),
         norm_limit: NormLimit | None = None,
+        optimizer: Optimizer | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
         require(evaluations >= 1, f"evaluations is {evaluations}; allowed: at least 1")
         differences = getattr(rule, "sends_differences", False)
@@ -138,6 +165,7 @@ class Simulation:
             f"norm_limit with {label(rule)}, whose clients send changes: one left out or cut would stay missing in the "
             "sum; allowed: methods whose clients send whole updates",
         )
+        scenario = _with_rounds(rule, scenario)
         self.task, self.settings, self.scenario, self.stop = task, rule, scenario, stop
         self.fleet = simulated_fleet(task, scenario, seed, differences=differences)
         self.events = Events()
@@ -150,10 +178,15 @@ class Simulation:
             task.clients,
             gate=Gate(task.clients, model, finite=not model.is_cuda, norm=norm_limit),
             on_arrival=partial(_note, self.fleet, self.events, self.observers),
+            optimizer=optimizer,
+            schedule=schedule.over(task.clients, stop, getattr(rule, "buffer", 1)) if schedule is not None else None,
         )
         self.config = configuration(task, rule, lr, scenario, stop, seed, model.numel())
         if norm_limit is not None:
             self.config["norm_limit"] = dataclasses.asdict(norm_limit)
+        self.config |= {
+            name: record_of(given) for name, given in (("optimizer", optimizer), ("schedule", schedule)) if given
+        }
         self.evaluations = evaluations
         self.watcher = Watcher(task, self.fleet, evaluations)
         self._leavers = dropouts(scenario, task.clients, seed)
@@ -223,7 +256,7 @@ class Simulation:
             self.fleet.rejoin(self._leavers)
             self._back = True
         if (self._left, self._back) != before and spent < 1.0:  # whoever can now be sent work gets it at once
-            self.fleet.dispatch(self.server.model, self.server.version, newcomers_only=self.server.warming)
+            dispatch(self.server, self.fleet)
 
     def _evaluate(self, step: Step, spent: float) -> None:
         row = self.watcher.evaluate(step, self.server, spent)

@@ -351,3 +351,86 @@ class RingleaderOracle(_Awaited):
         super().forget(client)
         if self.owed is not None:
             self.owed.discard(client)
+
+
+class FedAvgOracle(_Awaited):
+    """w_{t+1} = sum_k (n_k / n) w^k over the clients of a round, all of which started from w_t."""
+
+    def __init__(self, weights: list[float], cohort: int | None) -> None:
+        super().__init__(len(weights))
+        self.weights, self.cohort = list(weights), cohort
+        self.reports: list[tuple[int, Numbers]] = []
+
+    def absorb(self, client: int, update: Numbers, trained_on: int, version: int) -> bool:
+        self.members.add(client)
+        if trained_on == version:
+            self.reports.append((client, update))
+        reported = {member for member, _ in self.reports}
+        there = self.members | reported
+        return bool(reported) and len(reported) >= min(len(there), self.cohort or len(there))
+
+    def step(self, t: int) -> Numbers:
+        clients, updates = zip(*self.reports, strict=True)
+        self.reports = []
+        return weighted_mean(list(updates), [self.weights[client] for client in clients])
+
+    def grow(self, clients: int, weight: float) -> None:
+        super().grow(clients, weight)
+        self.weights += [weight] * (clients - len(self.weights))
+
+
+class FedAsyncOracle:
+    """w <- (1 - alpha_t) w + alpha_t w_i; of what comes together, the mean."""
+
+    def __init__(self, alpha: float, staleness: str, a: float, b: float) -> None:
+        self.alpha, self.staleness, self.a, self.b = alpha, staleness, a, b
+
+    def turn(self, w: Numbers, models: list[tuple[int, Numbers, int]]) -> Numbers | None:
+        mixed = []
+        for _, w_i, tau in models:
+            alpha_t = self.alpha * self.s(tau)
+            mixed.append((1 - alpha_t) * w + alpha_t * w_i)
+        mean: Numbers = np.mean(mixed, axis=0)
+        return mean
+
+    def s(self, tau: int) -> float:
+        if self.staleness == "constant":
+            return 1.0
+        if self.staleness == "polynomial":
+            return float((tau + 1) ** -self.a)
+        return 1.0 if tau <= self.b else 1 / (self.a * (tau - self.b) + 1)
+
+
+class FedFaOracle:
+    """w <- mean of a queue of the last K clients' models, once it is full."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.queue: list[Numbers] = []
+
+    def turn(self, w: Numbers, models: list[tuple[int, Numbers, int]]) -> Numbers | None:
+        for _, w_i, _ in models:
+            self.queue = [*self.queue, w_i][-self.window :]
+        if len(self.queue) < self.window:
+            return None
+        mean: Numbers = np.mean(self.queue, axis=0)
+        return mean
+
+
+class AREAOracle:
+    """Client i sends y_i_new - y_i_old; after K of them the server adds (1/n) of their sum."""
+
+    def __init__(self, clients: int, start: Numbers, buffer: int) -> None:
+        self.y = [start] * clients
+        self.size = buffer
+        self.residuals: list[Numbers] = []
+
+    def turn(self, w: Numbers, models: list[tuple[int, Numbers, int]]) -> Numbers | None:
+        for client, y, _ in models:
+            self.residuals.append(y - self.y[client])
+            self.y[client] = y
+        if len(self.residuals) < self.size:
+            return None
+        new: Numbers = w + np.sum(self.residuals, axis=0) / len(self.y)
+        self.residuals = []
+        return new

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.rules.oracles import ACEOracle
 from tests.rules.schedules import DIM, Come, History, Join, Leave, histories, long_history, walk
 
-from acefl import ACE, Arrival, InvalidInput
+from acefl import ACE, Arrival, InvalidInput, Server
 from acefl.rules.ace import VARIANTS, ClientMemory
 from acefl.rules.settings import ENCODINGS, WARMUPS, WEIGHTS
 from acefl.types import Rule
@@ -138,3 +138,22 @@ def test_weights_by_samples_need_the_samples() -> None:
 def test_unknown_settings_are_refused_by_name(wrong: dict[str, str]) -> None:
     with pytest.raises(InvalidInput, match=next(iter(wrong))):
         ACE(**wrong)
+
+
+def test_dude_asgd_with_one_minibatch_per_arrival_is_ace_bit_for_bit() -> None:
+    """DuDe-ASGD (arXiv 2405.16966): g <- g + (g_j - G_j) / n; G_j <- g_j; w <- w - eta g. The sum is in float64."""
+    clients, eta = 5, 0.05
+    random = torch.Generator().manual_seed(0)
+    model = torch.randn(DIM, generator=random)
+    server = Server(model, ACE().build(clients, model), eta, clients)
+    stored = torch.zeros(clients, DIM, dtype=torch.float64)  # G
+    total = torch.zeros(DIM, dtype=torch.float64)  # n g
+    order = [*range(clients), *torch.randint(clients, (400,), generator=random).tolist()]
+    for task, client in enumerate(order):
+        gradient = model - client + torch.randn(DIM, generator=random)
+        server.handle([Arrival(client, gradient, server.version, server.version, task)])
+        total += gradient.double() - stored[client]
+        stored[client] = gradient.double()
+        if task >= clients - 1:
+            model = model.sub(total.float(), alpha=eta / clients)
+        assert torch.equal(server.model, model)

@@ -29,6 +29,8 @@ def compare(
         ),
     ] = None,
     lr_centre: options.RateCentre = 0.25,
+    optimizer: options.ServerOptimizer = None,
+    schedule: options.RateSchedule = None,
     out: Annotated[
         Path,
         typer.Option(metavar="DIR", help="Where to write; replaces an earlier record", rich_help_panel=options.OUTPUT),
@@ -56,7 +58,7 @@ def compare(
     from acefl.report import tables
 
     record.refuse_foreign(out)
-    rules = options.parse_methods(method)
+    rules, step = options.parse_methods(method), options.parse_step(optimizer, schedule)
     ready = prepare(task, scenario, stop, rules, chosen[0])
     with show.job_bar(quiet=json, ready=ready, then="writing the report") as progress:
         experiment.compare(
@@ -72,6 +74,7 @@ def compare(
             workers=workers,
             title=title,
             progress=progress,
+            **step,
         )
     table, result = tables.summary_table(out), record.read_json(out / "compare.json")
     if json:

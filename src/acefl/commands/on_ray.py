@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,6 +28,7 @@ def train(
     actors: int,
     address: str,
     quiet: bool,
+    step: dict[str, Any],
 ) -> Run:
     """Train, and write the run and its report to `out`; a run that was interrupted there is gone on with."""
     from acefl import Every, record, report
@@ -52,6 +53,7 @@ def train(
             out=out,
             checkpoint=Every(arrivals=checkpoint_every) if checkpoint_every else None,
             progress=progress,
+            **step,
         )
     if out is not None:
         report.build(out)

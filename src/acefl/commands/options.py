@@ -28,8 +28,11 @@ RATE, OUTPUT = "Learning rate", "Output"
 METHODS = (
     *("ACE", "ACED", "CA2FL", "FedBuff", "ASGD", "DelayAdaptiveASGD", "RobustACE"),
     *("RingmasterASGD", "RingleaderASGD", "MaleniaSGD", "MIFA", "FedStaleWeight"),
+    *("FedAsync", "FedFa", "AREA", "FADAS", "FedAvg", "FedAdam"),
 )
-TASKS = ("digits", "quadratic", "cifar10", "cifar100")
+OPTIMIZERS = ("SGD", "Momentum", "Adam", "Yogi")
+SCHEDULES = ("Constant", "Sqrt", "WarmUp", "Cosine")
+TASKS = ("digits", "quadratic", "cifar10", "cifar100", "news20")
 PARTITIONS = ("dirichlet", "shards", "pathological", "iid")
 CLOCKS = ("event", "tick", "sampled")
 LAWS = ("constant", "exponential", "lognormal", "uniform", "pareto", "two-speed")
@@ -193,6 +196,19 @@ RateCentre = Annotated[
     float,
     typer.Option(metavar="X", help="Middle of the first five rates tried", callback=check_rate, rich_help_panel=RATE),
 ]
+ServerOptimizer = Annotated[
+    str | None,
+    _option(RATE, "NAME", f"How the server steps: {', '.join(OPTIMIZERS)}, settings as in 'Adam(beta2=0.9)'", "SGD"),
+]
+RateSchedule = Annotated[
+    str | None,
+    _option(
+        RATE,
+        "NAME",
+        f"How the rate changes: {', '.join(SCHEDULES)}, settings as in 'Cosine(warmup=0.1)'",
+        "Constant",
+    ),
+]
 Workers = Annotated[int | None, _option(OUTPUT, "N", "Processes at work at once", "one per core, at most 8")]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else", rich_help_panel=OUTPUT)
@@ -205,6 +221,16 @@ def parse_methods(names: list[str] | None) -> list[RuleSettings]:
     from acefl.rules import parse
 
     return [parse(name) for name in names] if names else list(PAPER_METHODS)
+
+
+def parse_step(optimizer: str | None, schedule: str | None) -> dict[str, Any]:
+    """The optimizer and the schedule a person named, as arguments of `simulate` and `compare`."""
+    from acefl import optimizers, schedules
+
+    return {
+        "optimizer": optimizers.parse(optimizer) if optimizer is not None else None,
+        "schedule": schedules.parse(schedule) if schedule is not None else None,
+    }
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -56,7 +56,11 @@ def _expectation(scenario: Scenario, clients: int, rules: Sequence[RuleSettings]
 
     groups: dict[str, list[str]] = {}
     for rule in rules:
-        groups.setdefault(scenario.expectation(clients, getattr(rule, "buffer", 1)), []).append(label(rule))
+        if getattr(rule, "synchronous", False):
+            foretold = "rounds without staleness: each takes as long as its slowest client"
+        else:
+            foretold = scenario.expectation(clients, getattr(rule, "buffer", 1))
+        groups.setdefault(foretold, []).append(label(rule))
     if len(groups) == 1:
         return list(groups)
     return [f"{sentence}: {', '.join(names)}" for sentence, names in groups.items()]

@@ -35,6 +35,8 @@ def run(
             show_default=False,
         ),
     ] = None,
+    optimizer: options.ServerOptimizer = None,
+    schedule: options.RateSchedule = None,
     method: options.Method = "ACE",
     seed: options.Seed = 0,
     evaluations: options.Evaluations = 50,
@@ -92,6 +94,7 @@ def run(
     Examples:
       acefl run --lr 0.25
       acefl run --method 'FedBuff(buffer=5)' --lr 0.5 --seed 7 --out runs/fedbuff
+      acefl run --method ASGD --lr 0.1 --optimizer Momentum --schedule Cosine
       acefl run --task quadratic --dim 20 --lr 0.1 --time 500 --json
       acefl run --lr 0.25 --out runs/long --checkpoint-every 1000
       acefl run --resume runs/long
@@ -127,12 +130,14 @@ def run(
                 actors=actors,
                 address=address,
                 quiet=json,
+                step=options.parse_step(optimizer, schedule),
             )
         else:
             require(out is not None or checkpoint_every is None, "--checkpoint-every needs --out DIR to write to")
             if out is not None:
                 record.refuse_foreign(out)
             [rule] = options.parse_methods([method])
+            step = options.parse_step(optimizer, schedule)
             ready = prepare(task, scenario, stop, [rule], seed)
             foretold = {"expectation": ready.expectation, "warnings": ready.warnings}
             folder = out
@@ -154,6 +159,7 @@ def run(
                     evaluations=evaluations,
                     progress=progress,
                     checkpoint=Every(arrivals=checkpoint_every) if checkpoint_every else None,
+                    **step,
                 )
         if folder is not None:
             report.build(folder)

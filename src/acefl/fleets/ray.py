@@ -26,7 +26,9 @@ from acefl.errors import AceflError, InvalidInput, NothingInFlight, require
 from acefl.experiment import TaskSource, build_task
 from acefl.federation import Federation, Refusal, Trip, go, judge_by
 from acefl.fleets.simulated import work_key
+from acefl.optimizers import Optimizer
 from acefl.record import Run
+from acefl.schedules import Schedule
 from acefl.server import Server
 from acefl.simulation import Observer, Progress
 from acefl.stop import Stop
@@ -109,6 +111,8 @@ class RayFleet:
         self._jobs: dict[Any, _Job] = {}
         self._visits = [0] * clients
         self._new = set(range(clients))
+        self._round = 0  # how often models went out to anybody, not to newcomers alone
+        self._served = [0] * clients  # in which round a client was last sent one
         self._trips: dict[int, Trip] = {}
         self._tasks = self._version = 0
         self._began = clock()
@@ -145,6 +149,7 @@ class RayFleet:
 
     def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> None:
         self._version = version
+        self._round += not newcomers_only
         sent: Any = None
         for number, slot in enumerate(self._slots):
             while slot.busy < self._depth and (clients := self._next_clients(slot, newcomers_only)):
@@ -155,10 +160,13 @@ class RayFleet:
     def _next_clients(self, slot: _Slot, newcomers_only: bool) -> list[int]:
         if not newcomers_only:
             return [slot.waiting.popleft() for _ in range(min(self._together, len(slot.waiting)))]
-        chosen = [client for client in slot.waiting if client in self._new][: self._together]
+        chosen = [client for client in slot.waiting if self._is_newcomer(client)][: self._together]
         for client in chosen:
             slot.waiting.remove(client)
         return chosen
+
+    def _is_newcomer(self, client: int) -> bool:
+        return client in self._new or self._served[client] < self._round
 
     def _share(self, model: Vector) -> Any:
         array = model.detach().cpu().numpy().copy()
@@ -168,6 +176,7 @@ class RayFleet:
         keys = [work_key(self._seed, client, self._visits[client]) for client in clients]
         for client in clients:
             self._visits[client] += 1
+            self._served[client] = self._round
         slot.busy += 1
         reference = slot.actor.work.remote(model, clients, keys)
         sent = self._clock() - self._began
@@ -185,6 +194,9 @@ class RayFleet:
         self.now = self._clock() - self._began
         answers = self._answers(done)
         return [event for reference, answer in answers for event in self._events(self._jobs.pop(reference), answer)]
+
+    def versions_out(self) -> set[int]:
+        return {job.version for job in self._jobs.values()}
 
     def _answers(self, done: list[Any]) -> list[tuple[Any, Any]]:
         try:
@@ -282,6 +294,8 @@ def run_on_ray(
     observers: Sequence[Observer] = (),
     norm_limit: NormLimit | None = None,
     progress: Progress | None = None,
+    optimizer: Optimizer | None = None,
+    schedule: Schedule | None = None,
 ) -> Run:
     """Train in wall-clock time on Ray actors: on this machine (`address="local"`) or on a cluster by its address.
 
@@ -315,6 +329,8 @@ def run_on_ray(
             samples=task.samples,
             observers=observers,
             norm_limit=norm_limit,
+            optimizer=optimizer,
+            schedule=schedule,
         )
         return go(
             federation,

@@ -34,6 +34,9 @@ class ScriptedFleet:
         self.now += 1.0
         return [event if isinstance(event, Lost) else self._arrive(*event) for event in turn]
 
+    def versions_out(self) -> set[int]:
+        return set(self._models)
+
     def _arrive(self, client: int, trained_on: int) -> Arrival:
         if trained_on not in self._models:
             newest = max(self._models, default=-1)

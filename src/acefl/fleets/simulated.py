@@ -46,7 +46,8 @@ class SimulatedFleet:
         self._memory = memory
         self._heap: list[tuple[float, int, int, int]] = []  # (when, task id, client, model version)
         self._new = list(range(task.clients))  # never sent anything
-        self._idle: list[int] = []  # back from work
+        self._idle: list[int] = []  # back from work of an earlier round: of any, while nobody waits for the others
+        self._back: list[int] = []  # back from work of this round
         self._visits = [0] * task.clients
         self._gone: set[int] = set()
         self._lost: list[Arrival | Lost] = []  # not reported yet
@@ -55,7 +56,10 @@ class SimulatedFleet:
 
     def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> None:
         self._version = version
-        pools = (self._new,) if newcomers_only else (self._new, self._idle)
+        pools = self._new, self._idle
+        if not newcomers_only:
+            self._idle += self._back
+            self._back.clear()
         if self._all_busy:
             for pool in pools:
                 for client in pool:
@@ -109,7 +113,7 @@ class SimulatedFleet:
     def _finish(self) -> Arrival:
         when, task_id, client, trained_on = heapq.heappop(self._heap)
         self.now = when
-        self._idle.append(client)
+        self._back.append(client)
         update = self._work.take(task_id)
         if self._memory is not None:
             update = self._memory.difference(client, update)
@@ -137,12 +141,13 @@ class SimulatedFleet:
         self._heap = sorted(entry for entry in self._heap if entry[2] not in leaving)  # a sorted list is a heap
         self._new = [client for client in self._new if client not in leaving]
         self._idle = [client for client in self._idle if client not in leaving]
+        self._back = [client for client in self._back if client not in leaving]
 
     def rejoin(self, clients: Iterable[int]) -> None:
         """These clients are back and may be sent work again."""
         back = self._gone.intersection(clients)
         self._gone -= back
-        self._idle.extend(sorted(back))
+        self._back.extend(sorted(back))
 
     def state_dict(self) -> State:
         return {
@@ -150,6 +155,7 @@ class SimulatedFleet:
             "heap": [list(entry) for entry in self._heap],
             "new": list(self._new),
             "idle": list(self._idle),
+            "back": list(self._back),
             "visits": list(self._visits),
             "gone": sorted(self._gone),
             "lost": [[lost.client, lost.task] for lost in self._lost],
@@ -162,7 +168,7 @@ class SimulatedFleet:
     def load_state_dict(self, state: State) -> None:
         self.now = float(state["now"])
         self._heap = [(float(when), int(t), int(client), int(version)) for when, t, client, version in state["heap"]]
-        self._new, self._idle = list(state["new"]), list(state["idle"])
+        self._new, self._idle, self._back = (list(state[name]) for name in ("new", "idle", "back"))
         self._visits = list(state["visits"])
         self._gone = set(state["gone"])
         self._lost = [Lost(client, task_id) for client, task_id in state["lost"]]

@@ -76,6 +76,10 @@ class ErrorTerms:
         self._gradients: dict[tuple[int, int], Vector] = {}
 
     def started(self, run: Simulation) -> None:
+        require(
+            not getattr(run.server.rule, "mixes_models", False),
+            "the error terms are those of a sum of updates; this method mixes models",
+        )
         self._task, self._versions_out = run.task, run.fleet.versions_out
         model = run.server.model
         self._full = _full_gradients(run.task, model, self._gradients_wanted)

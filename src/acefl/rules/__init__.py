@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from acefl.calls import parse_call
-from acefl.errors import InvalidInput
+from acefl.calls import make, named
 from acefl.rules.ace import ACE
 from acefl.rules.aced import ACED
+from acefl.rules.area import AREA
 from acefl.rules.asgd import ASGD
 from acefl.rules.ca2fl import CA2FL
 from acefl.rules.delay_adaptive import DelayAdaptiveASGD
+from acefl.rules.fadas import FADAS
+from acefl.rules.fedasync import FedAsync
+from acefl.rules.fedavg import FedAdam, FedAvg
 from acefl.rules.fedbuff import FedBuff
+from acefl.rules.fedfa import FedFa
 from acefl.rules.malenia import MaleniaSGD
 from acefl.rules.mifa import MIFA
 from acefl.rules.ringleader import RingleaderASGD
@@ -24,28 +28,23 @@ from acefl.types import RuleSettings
 _ALL = (
     *(ACE, ACED, CA2FL, FedBuff, ASGD, DelayAdaptiveASGD, RobustACE),
     *(RingmasterASGD, RingleaderASGD, MaleniaSGD, MIFA, FedStaleWeight),
+    *(FedAsync, FedFa, AREA, FADAS, FedAvg, FedAdam),
 )
 METHODS: dict[str, type[Any]] = {method.__name__: method for method in _ALL}
 
 
+_EXAMPLE = "ACED(tau=300)"
+
+
 def parse(text: str) -> RuleSettings:
     """Settings from what a person types: `ACE`, `aced(tau=300)`, `FedBuff(buffer=5, staleness="sqrt")`."""
-    called = parse_call(text)
-    if called is None:
-        raise _unknown(text)
-    return from_settings(*called)
+    built: RuleSettings = named("method", METHODS, text, _EXAMPLE)
+    return built
 
 
 def from_settings(name: str, settings: dict[str, Any]) -> RuleSettings:
     """Settings from a recorded name and dictionary, refusing what the method does not know."""
-    method = {known.lower(): cls for known, cls in METHODS.items()}.get(name.lower())
-    if method is None:
-        raise _unknown(name)
-    allowed = [field.name for field in dataclasses.fields(method)]
-    for setting in settings:
-        if setting not in allowed:
-            raise InvalidInput(f"{method.__name__} has no setting {setting!r}; allowed: {', '.join(allowed) or 'none'}")
-    built: RuleSettings = method(**settings)
+    built: RuleSettings = make("method", METHODS, name, settings, _EXAMPLE)
     return built
 
 
@@ -61,19 +60,21 @@ def label(rule: RuleSettings) -> str:
     return type(rule).__name__ + (f"({', '.join(changed)})" if changed else "")
 
 
-def _unknown(text: str) -> InvalidInput:
-    return InvalidInput(f"unknown method {text!r}; allowed: {', '.join(METHODS)}, with settings as in 'ACED(tau=300)'")
-
-
 __all__ = [
     "ACE",
     "ACED",
+    "AREA",
     "ASGD",
     "CA2FL",
+    "FADAS",
     "METHODS",
     "MIFA",
     "DelayAdaptiveASGD",
+    "FedAdam",
+    "FedAsync",
+    "FedAvg",
     "FedBuff",
+    "FedFa",
     "FedStaleWeight",
     "MaleniaSGD",
     "RingleaderASGD",

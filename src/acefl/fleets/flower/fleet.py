@@ -194,6 +194,9 @@ class FlowerFleet:
         events = [self._event(task, result) for task, result in results]
         return [event for event in events if event is not None]
 
+    def versions_out(self) -> set[int]:
+        return {task.order.version for task in self._post.out()}
+
     def _end_if_nothing_can_come(self) -> None:
         there, now = self._roster.connected, self._clock()
         if there:

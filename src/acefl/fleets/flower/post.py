@@ -84,6 +84,10 @@ class Post(Generic[T, R]):
         self._letters[number] = _Letter(tag, self._clock())
         self._pool.submit(self._push, number, make).add_done_callback(_tell)
 
+    def out(self) -> list[T]:
+        """What the messages that are out were tagged with."""
+        return [letter.tag for letter in self._letters.values()]
+
     def hurry(self, which: Callable[[T], bool]) -> None:
         """Look after these messages at once: their node is said to be gone."""
         for letter in self._letters.values():

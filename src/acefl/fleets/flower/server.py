@@ -19,6 +19,8 @@ from acefl.errors import require
 from acefl.federation import Federation, Judgement, go
 from acefl.fleets.flower.fleet import FlowerFleet, Wires
 from acefl.fleets.flower.records import ModelLayout
+from acefl.optimizers import Optimizer
+from acefl.schedules import Schedule
 from acefl.simulation import Observer
 from acefl.stop import Stop
 from acefl.types import RuleSettings, Step, Vector
@@ -46,6 +48,8 @@ def run_async(
     checkpoint: Every | None = None,
     observers: Sequence[Observer] = (),
     norm_limit: NormLimit | None = None,
+    optimizer: Optimizer | None = None,
+    schedule: Schedule | None = None,
     task: Mapping[str, Any] | None = None,
     drain: float = DRAIN,
 ) -> Result:
@@ -56,7 +60,8 @@ def run_async(
     and the nodes judge it on their own data `surveys` times, at even shares of the budget; training waits for neither.
     `out` is where the run is recorded and its report written. With `checkpoint` the run's state is saved there now and
     then, and a ServerApp that is started again goes on from it. `norm_limit` refuses or clips updates that are out of
-    line with those of other clients. `task` describes the task in the record. Once the budget is spent, nodes get
+    line with those of other clients; `optimizer` makes the step of the rule's direction, `schedule` changes the
+    learning rate over the budget. `task` describes the task in the record. Once the budget is spent, nodes get
     `drain` seconds to finish what they are at.
     """
     require(nodes >= 1, f"nodes is {nodes}; allowed: at least 1")
@@ -79,6 +84,8 @@ def run_async(
         evaluations=evaluations,
         observers=observers,
         norm_limit=norm_limit,
+        optimizer=optimizer,
+        schedule=schedule,
     )
     rounds = _Surveys(surveys, fleet, federation, results, drain)
     made = go(federation, rounds.after_turn, rounds.last, out=out, checkpoint=checkpoint)

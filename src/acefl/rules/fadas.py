@@ -1,0 +1,66 @@
+"""FADAS (Wang, Wang, Lu and Chen, ICML 2024, arXiv 2407.18365): FedBuff's buffer, and AMSGrad on the server with a
+learning rate that minds the delay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from acefl.optimizers import Adam
+from acefl.rules.fedbuff import BufferRule
+from acefl.rules.settings import check_count
+from acefl.types import Arrival, Rule, State, Vector
+
+
+@dataclass(frozen=True)
+class FADAS:
+    """AMSGrad on the mean of `buffer` updates. `lr` is AMSGrad's.
+
+    With `threshold`, a step whose stalest update is older than that is made with min(lr, 1 / that staleness).
+    """
+
+    buffer: int = 10  # the paper's M
+    threshold: int | None = None  # the paper's tau_c; None: the same lr whatever the delay
+    beta1: float = 0.9
+    beta2: float = 0.99
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        check_count("buffer", self.buffer)
+        if self.threshold is not None:
+            check_count("threshold", self.threshold)
+        self.optimizer  # noqa: B018  # refuses wrong settings
+
+    @property
+    def optimizer(self) -> Adam:
+        """What the server steps with."""
+        return Adam(self.beta1, self.beta2, self.epsilon, amsgrad=True)
+
+    def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
+        return DelayAdaptiveBufferRule(like, self.buffer, self.threshold, self.optimizer)
+
+
+class DelayAdaptiveBufferRule(BufferRule):
+    """A plain buffer that knows how stale its stalest update is."""
+
+    def __init__(self, like: Vector, buffer: int, threshold: int | None, optimizer: Adam) -> None:
+        super().__init__(like, buffer, lambda staleness: 1.0)
+        self.optimizer = optimizer
+        self._threshold = threshold
+        self._stalest = 0  # the paper's tau_max
+
+    def absorb(self, arrival: Arrival) -> bool:
+        self._stalest = max(0 if self._taken else self._stalest, arrival.staleness)
+        return super().absorb(arrival)
+
+    def rate(self, lr: float) -> float:
+        """The learning rate of the step that is due."""
+        patient = self._threshold is None or self._stalest <= self._threshold
+        return lr if patient else min(lr, 1.0 / self._stalest)
+
+    def state_dict(self) -> State:
+        return {**super().state_dict(), "stalest": self._stalest}
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self._stalest = int(state["stalest"])

@@ -1,0 +1,56 @@
+"""FedAsync (Xie, Koyejo and Gupta 2019, arXiv 1903.03934): mix each arriving client's model into the current one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from acefl.errors import one_of, require
+from acefl.rules.fedbuff import BufferRule
+from acefl.types import Rule, Vector
+
+STALENESS = ("constant", "polynomial", "hinge")
+
+
+@dataclass(frozen=True)
+class FedAsync:
+    """w <- (1 - alpha_t) w + alpha_t w_i, where w_i is the model the client ended with, and alpha_t = alpha * s(tau).
+
+    s is 1 (`constant`), (1 + tau)^-a (`polynomial`), or 1 up to a staleness of b and 1 / (a (tau - b) + 1) beyond
+    (`hinge`). A client that works long on an old model pulls the current one back to it: that is the method. `lr` is
+    the clients' learning rate; what a client with local steps of its own sends is taken whole with lr=1.
+    """
+
+    alpha: float = 0.6
+    staleness: str = "polynomial"
+    a: float | None = None  # None: the paper's 0.5 for polynomial, 10 for hinge
+    b: float = 4.0
+
+    def __post_init__(self) -> None:
+        one_of("staleness", self.staleness, STALENESS)
+        require(0 < self.alpha <= 1, f"alpha is {self.alpha!r}; allowed: above 0, up to 1")
+        require(self.a is None or 0 < self.a < math.inf, f"a is {self.a!r}; allowed: a finite number above 0")
+        require(0 <= self.b < math.inf, f"b is {self.b!r}; allowed: a finite number of at least 0")
+
+    def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
+        return MixingRule(like, self._weight)
+
+    def _weight(self, staleness: int) -> float:
+        if self.staleness == "polynomial":
+            return self.alpha * (1.0 + staleness) ** -(0.5 if self.a is None else self.a)
+        if self.staleness == "hinge" and staleness > self.b:
+            return self.alpha / ((10.0 if self.a is None else self.a) * (staleness - self.b) + 1.0)
+        return self.alpha
+
+
+class MixingRule(BufferRule):
+    """Given how far a client's model lies from the current one, w - w_i, the direction is alpha_t times that.
+
+    Of several that come before one step, the mean.
+    """
+
+    mixes_models = True
+
+    def __init__(self, like: Vector, weigh: Callable[[int], float]) -> None:
+        super().__init__(like, 1, weigh)

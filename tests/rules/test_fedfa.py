@@ -1,0 +1,29 @@
+"""FedFa against its algorithm, on models."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.rules.oracles import FedFaOracle
+from tests.rules.schedules import Come, Event, History, histories
+from tests.rules.served import walk_models
+
+from acefl import FedFa, InvalidInput
+
+
+@settings(max_examples=80)
+@given(histories(), st.integers(1, 6))
+def test_the_model_is_the_mean_of_the_last_clients_models(history: History, window: int) -> None:
+    walk_models(history, FedFa(window), FedFaOracle(window))
+
+
+def test_rounding_does_not_pile_up_over_a_long_run() -> None:
+    """A thousand steps, each checked: the rule's own account of where the model is does not drift from the model."""
+    events: list[Event] = [[Come(turn % 3, turn % 4)] for turn in range(1000)]
+    assert walk_models(History(3, 7, events), FedFa(4), FedFaOracle(4), lr=0.01) == 997
+
+
+def test_wrong_settings_are_refused_by_name() -> None:
+    with pytest.raises(InvalidInput, match="window is 0"):
+        FedFa(window=0)
