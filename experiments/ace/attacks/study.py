@@ -1,6 +1,6 @@
 """What each method loses to hostile clients, with and without a defence.
 
-    python experiments/ace/attacks/study.py            # runs it all: about six minutes on one core
+    python experiments/ace/attacks/study.py            # runs it all: about twenty minutes of one core
     python experiments/ace/attacks/study.py --show     # the table of what is recorded
 
 Writes `results.json` beside this file and the table of README.md to the terminal. Learning rates are those of the
@@ -11,8 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import shlex
 import statistics
+import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,6 +37,7 @@ from acefl import (
     simulate,
     tasks,
 )
+from acefl.attacks import ATTACKS
 from acefl.experiment import DEFAULT_SCENARIO
 from acefl.record import machine
 from acefl.tasks import Task
@@ -108,8 +113,9 @@ def table(runs: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arrivals", type=int, default=2500)
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--attacks", nargs="+", default=["sign-flip", "sign-flip x10", "scaling"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--attacks", nargs="+", default=["sign-flip", "sign-flip x10", *ATTACKS[1:]])
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--fractions", nargs="+", type=float, default=[0.1, 0.3])
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
     parser.add_argument("--show", action="store_true", help="run nothing, print the table of the recorded results")
@@ -117,27 +123,33 @@ def main() -> None:
     if options.show:
         print(table(json.loads(options.out.read_text(encoding="utf-8"))["runs"]))
         return
-    torch.set_num_threads(1)
-    runs: list[dict[str, Any]] = []
+    shares = [("none", 0.0), *((attack, share) for attack in options.attacks for share in options.fractions)]
+    cases = [
+        (name, attack, share, seed, options.arrivals)
+        for seed in range(options.seeds)
+        for attack, share in shares
+        for name in CONTENDERS
+    ]
     began = time.perf_counter()
-    cases = [("none", 0.0), *((attack, share) for attack in options.attacks for share in options.fractions)]
-    for seed in range(options.seeds):
-        for attack, share in cases:
-            for name in CONTENDERS:
-                runs.append(play(name, attack, share, seed, options.arrivals))
-                last = runs[-1]
-                print(
-                    f"{len(runs):3d} {name:24s} {attack:10s} {share:.1f} seed {seed}: {last['accuracy']:.3f}",
-                    flush=True,
-                )
-        record = {
-            "arrivals": options.arrivals,
-            "seeds": seed + 1,
-            "machine": machine(),
-            "wall_seconds": round(time.perf_counter() - began, 1),
-            "runs": runs,
-        }
-        options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    spawn = multiprocessing.get_context("spawn")
+    runs: list[dict[str, Any]] = []
+    with ProcessPoolExecutor(
+        options.workers, mp_context=spawn, initializer=torch.set_num_threads, initargs=[1]
+    ) as pool:
+        for run in pool.map(play, *zip(*cases, strict=True)):
+            runs.append(run)
+            print(
+                f"{len(runs)} of {len(cases)}: {run['contender']}, {run['attack']}: {run['accuracy']:.3f}", flush=True
+            )
+    record = {
+        "command": shlex.join(["python", "experiments/ace/attacks/study.py", *sys.argv[1:]]),
+        "arrivals": options.arrivals,
+        "seeds": options.seeds,
+        "machine": machine(),
+        "wall_seconds": round(time.perf_counter() - began, 1),
+        "runs": runs,
+    }
+    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(table(runs))
 
 
