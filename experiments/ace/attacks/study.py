@@ -95,6 +95,10 @@ def play(name: str, attack: str, fraction: float, seed: int, arrivals: int) -> d
     }
 
 
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
 def table(runs: list[dict[str, Any]]) -> str:
     """Test accuracy, mean over seeds and half the distance between the best and the worst, in Markdown."""
     columns = list(dict.fromkeys((run["attack"], run["fraction"]) for run in runs))
