@@ -137,9 +137,7 @@ def main() -> None:
     began = time.perf_counter()
     spawn = multiprocessing.get_context("spawn")
     runs: list[dict[str, Any]] = []
-    with ProcessPoolExecutor(
-        options.workers, mp_context=spawn, initializer=torch.set_num_threads, initargs=[1]
-    ) as pool:
+    with ProcessPoolExecutor(options.workers, mp_context=spawn, initializer=_one_thread) as pool:
         for run in pool.map(play, *zip(*cases, strict=True)):
             runs.append(run)
             print(
