@@ -20,7 +20,7 @@ if [ -z "$NO_MPS" ] && command -v nvidia-cuda-mps-control >/dev/null; then
   mkdir -p /tmp/mps /tmp/mps-log
   pgrep -f "nvidia-cuda-mps-control -d" >/dev/null || nvidia-cuda-mps-control -d
   if timeout 60 python3 -c "import torch; torch.ones(8, device='cuda').sum().item()"; then
-    WORKERS=8
+    WORKERS=6
   else
     echo quit | timeout 10 nvidia-cuda-mps-control
     unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY

@@ -98,6 +98,10 @@ class _Schedule:
     def __init__(self, plan: Sequence[Planned], ledgers: Mapping[str, Ledger], deadline: float) -> None:
         self._plan, self._ledgers, self._deadline = plan, ledgers, deadline
         self._under_way: set[str] = set()
+        self._seconds: dict[tuple[Any, ...], float] = {}
+        for ledger in ledgers.values():
+            for record in ledger.records.values():
+                self._note_seconds(record)
         self.failed: dict[str, str] = {}
         self.done = 0
         self._left = 0
@@ -130,6 +134,7 @@ class _Schedule:
             return
         self.done += 1
         self._ledgers[assignment.recipe].add(record)
+        self._note_seconds(record)
 
     def _wanted(self, planned: Planned) -> Iterator[Assignment]:
         """The runs of an entry that its ledger does not have."""
@@ -168,16 +173,13 @@ class _Schedule:
                 return True
         return False
 
+    def _note_seconds(self, record: Record) -> None:
+        like = _alike(record["settings"])
+        self._seconds[like] = max(self._seconds.get(like, 0.0), float(record["wall_seconds"]))
+
     def _expected(self, assignment: Assignment) -> float:
         """Seconds, from the runs of the same method in the same setting that were made before."""
-        like = _alike(assignment.cell.settings)
-        known = [
-            record["wall_seconds"]
-            for ledger in self._ledgers.values()
-            for record in ledger.records.values()
-            if _alike(record["settings"]) == like
-        ]
-        return float(max(known[-5:], default=0.0))
+        return self._seconds.get(_alike(assignment.cell.settings), 0.0)
 
 
 def _alike(settings: Mapping[str, Any]) -> tuple[Any, ...]:

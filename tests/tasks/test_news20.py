@@ -1,0 +1,132 @@
+"""20 Newsgroups: every layout gives the same documents, and a transformer's gradient can be traced and captured."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.func import grad
+
+from acefl import ACE, Scenario, Stop, simulate, tasks
+from acefl.errors import InvalidInput
+from acefl.tasks.text_files import load, stripped
+
+GROUPS = ("alt.atheism", "comp.graphics")
+DOCUMENTS = {
+    split: [
+        (f"From: a{k}@b.c\nSubject: {k}\n\nThe matter of {GROUPS[k % 2]} number {k}.\nMore.\n", k % 2) for k in range(n)
+    ]
+    for split, n in (("train", 24), ("test", 8))
+}
+
+
+def write_packed(folder: Path) -> None:
+    with lzma.open(folder / "news20_bydate.jsonl.xz", "wt", encoding="utf-8") as file:
+        for split, rows in DOCUMENTS.items():
+            for text, label in rows:
+                file.write(json.dumps({"split": split, "label": label, "group": GROUPS[label], "text": text}) + "\n")
+
+
+def write_lines(folder: Path) -> None:
+    for split, rows in DOCUMENTS.items():
+        lines = [json.dumps({"text": text, "label": label}) for text, label in rows]
+        (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def write_parquet(folder: Path) -> None:
+    import pandas as pd
+
+    for split, rows in DOCUMENTS.items():
+        frame = pd.DataFrame(rows, columns=["text", "label"])
+        frame.to_parquet(folder / f"{split}-00000.parquet")
+
+
+def write_messages(folder: Path) -> None:
+    for split, rows in DOCUMENTS.items():
+        for k, (text, label) in enumerate(rows):
+            group = folder / f"20news-bydate-{split}" / GROUPS[label]
+            group.mkdir(parents=True, exist_ok=True)
+            (group / f"{k:05d}").write_text(text, encoding="latin-1")
+
+
+@pytest.mark.parametrize("write", [write_packed, write_lines, write_parquet, write_messages])
+def test_every_layout_gives_the_same_documents(tmp_path: Path, write: object) -> None:
+    write(tmp_path)  # type: ignore[operator]
+    data = load(tmp_path)
+    for split, texts, labels in (
+        ("train", data.train, data.train_labels),
+        ("test", data.test, data.test_labels),
+    ):
+        expected = sorted((stripped(text), label) for text, label in DOCUMENTS[split])
+        assert sorted(zip(texts, labels.tolist(), strict=True)) == expected
+
+
+def test_stripping_is_scikit_learns() -> None:
+    from sklearn.datasets import _twenty_newsgroups as theirs
+
+    text = "From: me\nSubject: x\n\nIn article <1> you wrote:\n> old\nnew words\nmore\n\n--\nJoe Bloggs\n"
+    expected = theirs.strip_newsgroup_footer(theirs.strip_newsgroup_quoting(theirs.strip_newsgroup_header(text)))
+    assert stripped(text) == expected
+    assert "Joe" not in expected
+    assert "new words" in expected
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.mktemp("news")
+    write_lines(root)
+    return str(root)
+
+
+def test_clients_train_a_transformer(folder: str) -> None:
+    task = tasks.news20(folder, clients=4, alpha=1.0, model="tiny", batch=4, length=16, local="adamw(lr=0.01)")
+    assert task.compute.name == "together"
+    run = simulate(task, ACE(), lr=1.0, scenario=Scenario(), stop=Stop(arrivals=24), evaluations=1)
+    assert run.final["client_loss"] < 0.7 * run.metrics[0]["client_loss"]
+    again = tasks.build(task.describe())
+    assert torch.equal(again.initial(), task.initial())
+
+
+def test_a_gradient_never_looks_at_values(folder: str) -> None:
+    """Fake tensors have none: a gradient that can be taken of them can be captured as a CUDA graph."""
+    from torch._subclasses import FakeTensorMode
+
+    task = tasks.news20(folder, clients=4, alpha=1.0, model="tiny", batch=4, length=16)
+    inputs, targets = task._draw([0], [5])
+
+    def loss(model: torch.Tensor, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return task._functional_loss(model, ids, labels)
+
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        parts = [fake.from_tensor(part) for part in (task.initial(), inputs[0], targets[0])]
+        assert grad(loss)(*parts).shape == task.initial().shape
+
+
+def test_padding_has_no_say(folder: str) -> None:
+    short = tasks.news20(folder, clients=4, alpha=1.0, model="tiny", length=16)
+    long = tasks.news20(folder, clients=4, alpha=1.0, model="tiny", length=40)
+    a, b = short.evaluate(short.initial()), long.evaluate(long.initial())
+    np.testing.assert_allclose(a.client_loss, b.client_loss, rtol=1e-4)
+
+
+def test_validation_documents_are_nobodys(folder: str) -> None:
+    held_out = tasks.news20(folder, clients=4, alpha=1.0, model="tiny", length=16, validation=True)
+    assert sum(held_out.samples) == 24 - 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"folder": "nowhere"}, "no 20 Newsgroups in nowhere; allowed: a folder with"),
+        ({"model": "no-such-folder"}, "model 'no-such-folder' cannot be loaded"),
+        ({"length": 1}, "length is 1; allowed: at least 4 tokens"),
+        ({"samples": 99}, "samples is 99; allowed: from 1 to 24"),
+    ],
+)
+def test_what_is_wrong_is_said(folder: str, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        tasks.news20(**{"folder": folder, "model": "tiny", "clients": 4, **settings})  # type: ignore[arg-type]
