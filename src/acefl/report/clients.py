@@ -189,7 +189,7 @@ def _by_speed(comparison: Comparison) -> Panel | None:
         marker = {"color": look.colour, "size": 7}
         lines.append(line(method.label, look, times, scores.mean(axis=0), mode="lines+markers", marker=marker))
     layout = style.layout(
-        "mean task time of client (virtual time)",
+        f"mean task time of client ({comparison.time_heading})",
         f"{score} on own data",
         height=max(380, 60 + 62 * len(comparison.methods)),
         xaxis=style.log_ticks(min(slowness), max(slowness)),

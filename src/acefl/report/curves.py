@@ -63,7 +63,7 @@ def _figure(comparison: Comparison, metric: Metric) -> Figure:
     }
     y_axis = _y_axis(metric, [curve for of_budget in curves.values() for curve in of_budget.values()])
     panels = []
-    for budget, title in BUDGETS.items():
+    for budget in BUDGETS:
         x_axis = _x_axis(list(curves[budget].values()))
         bands, lines = [], []
         for label, curve in curves[budget].items():
@@ -73,7 +73,7 @@ def _figure(comparison: Comparison, metric: Metric) -> Figure:
         layout = style.layout(
             _axis_title(budget, comparison), metric.axis, height=390, xaxis=x_axis, yaxis=y_axis, hovermode="x unified"
         )
-        panels.append(Panel(f"against {title}", bands + solid_first(lines), layout))
+        panels.append(Panel(f"against {_name(budget, comparison)}", bands + solid_first(lines), layout))
     caption = f"{metric.meaning[0].upper()}{metric.meaning[1:]}. {seeds_said(len(comparison.seeds))}"
     if not metric.log:
         caption += " The vertical axis does not start at zero."
@@ -85,7 +85,11 @@ def _axis_title(budget: str, comparison: Comparison) -> str:
         return "arrivals (uploads received)"
     if budget == "time" and "delay" in comparison.scenario:
         return "virtual time (in the unit of delay)"
-    return BUDGETS[budget]
+    return _name(budget, comparison)
+
+
+def _name(budget: str, comparison: Comparison) -> str:
+    return comparison.time_heading if budget == "time" else BUDGETS[budget]
 
 
 def _title(metric: Metric) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from acefl.report import clients, curves, influence, staleness, tuning
+from acefl.report import clients, curves, influence, staleness, timeline, tuning
 from acefl.report.drawing import Figure
 from acefl.report.recorded import Comparison
 
@@ -13,6 +13,7 @@ def of(comparison: Comparison) -> list[Figure]:
         clients.fairness(comparison),
         *curves.figures(comparison),
         clients.participation(comparison),
+        timeline.figure(comparison),
         influence.figure(comparison),
         staleness.figure(comparison),
         tuning.figure(comparison),

@@ -104,9 +104,15 @@ def _subtitle(comparison: Comparison) -> str:
         str(task.get("name", "task")) + (f" ({task['model']})" if task.get("model") else ""),
         f"{clients} clients" if clients else "",
         f"speeds spread {comparison.scenario['spread']:g}×" if comparison.scenario.get("spread") else "",
-        f"{len(comparison.seeds)} seeds" if len(comparison.seeds) > 1 else f"seed {comparison.seeds[0]}",
+        _chance(comparison),
     ]
     return " · ".join(part for part in parts if part)
+
+
+def _chance(comparison: Comparison) -> str:
+    if comparison.in_real_time:
+        return "in real time"
+    return f"{len(comparison.seeds)} seeds" if len(comparison.seeds) > 1 else f"seed {comparison.seeds[0]}"
 
 
 def _table(table: pd.DataFrame, comparison: Comparison) -> str:

@@ -8,6 +8,8 @@ from collections import Counter
 from html import escape
 from typing import Any
 
+import pandas as pd
+
 from acefl.report.recorded import Comparison, Method
 
 _MOST_NAMED = 8  # clients whose refusals are listed one by one
@@ -15,6 +17,8 @@ _CLOCKS = {
     "event": "event: every arrival is given to the method as it comes, and the model's version counts the server's "
     "steps (Algorithm 1 of the paper: one arrival, one step)",
     "tick": "tick: the server steps once per unit of virtual time and takes in whatever arrived in it",
+    "wall": "wall: real clients in real time; every answer is given to the method as it comes, those that came while "
+    "the server was busy together, and time is in seconds",
     "sampled": "sampled: each server step takes one client, whose staleness is drawn from the delay law",
 }
 
@@ -28,17 +32,46 @@ def section(comparison: Comparison) -> str:
         "Scenario": _settings(comparison.scenario),
         "Clock": escape(_CLOCKS.get(clock, clock)),
         "Stopped at": _settings(comparison.stop),
-        "Seeds": escape(", ".join(str(seed) for seed in comparison.seeds)),
+        "Ended early": escape("; ".join(str(run.config["ended"]) for run in comparison.runs if "ended" in run.config)),
+        "Travelled": escape(_travelled(comparison)),
+        "Seeds": escape(", ".join(str(seed) for seed in comparison.seeds)) if not comparison.in_real_time else "",
         "Learning rates": escape(_tuning(comparison)),
-        "Spread": "± is the sample standard deviation over seeds; bands in figures are the lowest and highest seed."
-        if len(comparison.seeds) > 1
-        else "One seed: nothing here says how much another seed would differ.",
+        "Spread": _spread(comparison),
         "Machine": _settings(comparison.machine),
         "Took": escape(_duration(comparison.wall_seconds)),
         "This page": "made from the recorded files alone; <code>acefl report DIR</code> makes it again",
     }
     rows = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in facts.items() if value)
     return f"<dl>{rows}</dl>{_methods(comparison.methods)}"
+
+
+def _spread(comparison: Comparison) -> str:
+    if len(comparison.seeds) > 1:
+        return "± is the sample standard deviation over seeds; bands in figures are the lowest and highest seed."
+    once = "run" if comparison.in_real_time else "seed"
+    return f"One {once}: nothing here says how much another {once} would differ."
+
+
+def _travelled(comparison: Comparison) -> str:
+    """Bytes per answer, refused ones too, where clients were real."""
+    if not comparison.in_real_time:
+        return ""
+    said = []
+    for method in comparison.methods:
+        events = pd.concat([run.events() for run in method.runs])
+        if len(events) and {"uplink", "downlink"} <= set(events.columns):
+            up, down = (
+                f"{_bytes(events[way].mean())} ({_bytes(events[way].sum())} in all)" for way in ("uplink", "downlink")
+            )
+            said.append(f"{method.label}: {up} up and {down} down per answer")
+    return "; ".join(said)
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} bytes"
 
 
 def _settings(settings: dict[str, Any]) -> str:

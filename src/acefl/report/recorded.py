@@ -64,14 +64,23 @@ class Run:
         _require(frame, ["client", "mean_time", "participation"], path)
         return frame.sort_values(["mean_time", "client"], kind="stable").reset_index(drop=True)
 
+    def events(self) -> pd.DataFrame:
+        """One row per answer that came in; those of real clients also say when they were asked and what travelled.
+
+        Read anew each time: a comparison has many such logs, and most figures need none.
+        """
+        path = self.directory / "events.parquet"
+        events = _parquet(path)
+        if not events.empty:
+            _require(events, ["trained_on", "version", "accepted"], path)
+        return events
+
     @cached_property
     def staleness(self) -> dict[int, int]:
         """How many accepted arrivals had each staleness: all a histogram needs of a long event log."""
-        path = self.directory / "events.parquet"
-        events = _parquet(path)
+        events = self.events()
         if events.empty:
             return {}
-        _require(events, ["trained_on", "version", "accepted"], path)
         accepted = events[events["accepted"].astype(bool)]
         values, counts = np.unique((accepted["version"] - accepted["trained_on"]).to_numpy(int), return_counts=True)
         return dict(zip(values.tolist(), counts.tolist(), strict=True))
@@ -115,6 +124,15 @@ class Comparison:
     @property
     def runs(self) -> list[Run]:
         return [run for method in self.methods for run in method.runs]
+
+    @property
+    def in_real_time(self) -> bool:
+        """Whether clients were real, so that time is in seconds and no seed decided who arrived when."""
+        return self.scenario.get("clock") == "wall"
+
+    @property
+    def time_heading(self) -> str:
+        return "seconds" if self.in_real_time else "virtual time"
 
     def measures(self, metric: str) -> bool:
         """Whether any run ended with a number for this metric."""

@@ -16,7 +16,7 @@ from acefl.report import metrics, recorded
 from acefl.report.metrics import Metric
 from acefl.report.recorded import Comparison
 
-COSTS = {"steps": "server steps", "uploads": "uploads", "time": "virtual time"}
+COSTS = {"steps": "server steps", "uploads": "uploads", "time": "virtual time"}  # of a real federation: seconds
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,9 @@ def table_of(comparison: Comparison) -> pd.DataFrame:
             row
             | {"lr": method.lr, "lrs_tried": len(method.tuning), "seeds": len(method.runs), "diverged": method.diverged}
         )
-    return _best_first(pd.DataFrame(rows), metrics.primary(comparison))
+    table = _best_first(pd.DataFrame(rows), metrics.primary(comparison))
+    table.attrs["time"] = comparison.time_heading
+    return table
 
 
 def readable(table: pd.DataFrame) -> pd.DataFrame:
@@ -69,8 +71,8 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
         columns[metric.heading] = [
             metric.write(mean, std) for mean, std in zip(table[metric.key], table[f"{metric.key}_std"], strict=True)
         ]
-    for cost, heading in COSTS.items():
-        columns[heading] = [
+    for cost, usual in COSTS.items():
+        columns[table.attrs.get(cost, usual)] = [
             f"{mean:,.0f}" if math.isfinite(mean) else "–" for mean in table[cost].to_numpy(float).tolist()
         ]
     columns["tuned lr" if table["lrs_tried"].any() else "lr"] = [
