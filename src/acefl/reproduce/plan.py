@@ -49,15 +49,16 @@ class Request:
 
     def task(self, name: str, model: str, batch: int, **settings: Any) -> Settings:
         """Settings of an image or text task, as a cell has them."""
+        wanted = self.model or model
         chosen: dict[str, Any] = {
             "name": name,
             "folder": self.folder,
-            "model": self.model or model,
+            "model": wanted,
             "batch": self.batch or batch,
             "samples": self.samples,
             "test_samples": self.test_samples,
             "device": self.device,
-            "bf16": self.device.startswith("cuda"),
+            "bf16": self.device.startswith("cuda") and wanted != "cnn",  # small models are stacked, which is in fp32
             **settings,
         }
         return {f"task.{key}": value for key, value in chosen.items() if value is not None}
