@@ -21,7 +21,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import acefl
-from acefl import experiment, rules, tasks, timing
+from acefl import experiment, optimizers, rules, schedules, tasks, timing
 from acefl.cli import main
 from acefl.commands import options
 from acefl.commands.app import app
@@ -107,6 +107,8 @@ def test_help_imports_nothing_heavy() -> None:
 def test_words_are_those_of_the_library() -> None:
     assert tuple(rules.METHODS) == options.METHODS
     assert set(tasks.TASKS) == set(options.TASKS)
+    assert tuple(optimizers.OPTIMIZERS) == options.OPTIMIZERS
+    assert tuple(schedules.SCHEDULES) == options.SCHEDULES
     assert options.PARTITIONS == PARTITIONS
     assert (timing.CLOCKS, tuple(timing.LAWS), timing.SPEEDS) == (options.CLOCKS, options.LAWS, options.SPEEDS)
 
@@ -202,16 +204,20 @@ def test_compare_prints_a_table_and_writes_a_record(acefl_command: Terminal) -> 
     assert os.listdir("deep") == ["er"]
 
 
-def test_tune_finds_the_rate_that_compare_uses(acefl_command: Terminal) -> None:
-    tuned = acefl_command.json("tune", *TINY, "--method", "fedbuff(buffer=5)", "--workers", "1")
-    scores = {trial["lr"]: trial["gap"] for trial in tuned["trials"]}
-    assert tuned["best"] == min(scores, key=lambda rate: scores[rate])
-    compared = acefl_command.json("compare", *TINY, "--method", "FedBuff(buffer=5)", "--seeds", "1", "--workers", "1")
-    [method] = compared["methods"]
-    assert (tuned["method"], tuned["best"]) == (method["label"], method["lr"])
-    code, out, _ = acefl_command("tune", *TINY, "--method", "FedBuff(buffer=5)", "--workers", "1")
+def test_tune_says_what_it_found_and_what_it_cost(acefl_command: Terminal) -> None:
+    few = ["--budget", "4", "--workers", "1"]
+    tuned = acefl_command.json("tune", *TINY, "--method", "fedbuff", *few)
+    whole = {trial["lr"]: trial["gap"] for trial in tuned["trials"] if trial["share"] == 1}
+    assert tuned["best"] == min(whole, key=lambda rate: whole[rate])
+    assert tuned["method"] == rules.label(rules.FedBuff(buffer=tuned["settings"]["buffer"]))
+    assert tuned["budget"]["arrivals"] == sum(trial["arrivals"] for trial in tuned["trials"])
+    code, out, _ = acefl_command("tune", *TINY, "--method", "FedBuff(buffer=5)", *few, "--out", "search")
     [best] = [line for line in out.splitlines() if line.rstrip().endswith("best")]
-    assert (code, float(best.split()[0])) == (0, tuned["best"])
+    recorded = json.loads(Path("search/tuning.json").read_text())
+    assert (code, float(best.split()[0])) == (0, recorded["found"]["lr"])
+    assert list(recorded["ranges"]) == ["lr"]  # the buffer was named, so it stays
+    assert recorded["found"]["method"] == "FedBuff(buffer=5)"
+    assert "within a budget of 4 whole runs" in out
 
 
 def test_run_is_the_run_that_compare_makes_bit_for_bit(acefl_command: Terminal) -> None:
@@ -405,3 +411,19 @@ def test_told_to_stop_it_leaves_nothing_behind(own_directory: Path, number: sign
         ]
     assert "Traceback" not in err
     assert list(own_directory.iterdir()) == []
+
+
+def test_an_optimizer_and_a_schedule_are_named_and_recorded(acefl_command: Terminal) -> None:
+    step = ["--optimizer", "momentum(beta=0.5)", "--schedule", "Cosine(warmup=0.1)"]
+    ran = acefl_command.json("run", *TINY, "--lr", "0.1", *step)
+    assert ran["optimizer"] == {"name": "Momentum", "beta": 0.5}
+    assert ran["schedule"] == {"name": "Cosine", "floor": 0.0, "warmup": 0.1}
+    compared = acefl_command.json(*SMALL_COMPARISON, "--lr", "0.1", "--out", "stepped", *step)
+    assert compared["optimizer"] == ran["optimizer"]
+    assert compared["schedule"] == ran["schedule"]
+    code, _, err = acefl_command("run", *TINY, "--lr", "0.1", "--optimizer", "Lion")
+    assert code == 2
+    assert "unknown optimizer 'Lion'; allowed: SGD, Momentum, Adam, Yogi" in err
+    code, _, err = acefl_command("compare", *TINY, "--method", "FedAdam", "--lr", "0.1", "--optimizer", "Adam")
+    assert code == 2
+    assert "which FedAdam cannot be run with" in err

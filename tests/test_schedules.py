@@ -10,6 +10,7 @@ import torch
 
 from acefl import (
     ASGD,
+    Arrival,
     Constant,
     Cosine,
     Every,
@@ -17,7 +18,9 @@ from acefl import (
     FedBuff,
     InvalidInput,
     Scenario,
+    Server,
     Sqrt,
+    Step,
     Stop,
     WarmUp,
     load,
@@ -53,11 +56,13 @@ def test_a_run_s_rates_are_those_of_the_share_of_its_budget_spent_before_each_st
     models = [task.initial()]
 
     class Notes:
-        def arrived(self, arrival, reason): ...
-        def evaluated(self, row): ...
-        def stepped(self, step, server):
+        def arrived(self, arrival: Arrival, reason: str) -> None: ...
+
+        def evaluated(self, row: dict[str, float]) -> None: ...
+
+        def stepped(self, step: Step, server: Server) -> None:
             models.append(server.model.clone())
-            spent.append(stop.progress(type(step)(step.arrivals - 1, step.version - 1, step.time, False)))
+            spent.append(stop.progress(Step(step.arrivals - 1, step.version - 1, step.time, False)))
 
     spent: list[float] = []
     simulate(task, ASGD(), lr=0.2, scenario=Scenario(), stop=stop, schedule=Cosine(), observers=[Notes()])

@@ -31,7 +31,7 @@ from acefl.record import FORMAT, Run, machine, plain, whole_directory, write_jso
 from acefl.rules import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff, label
 from acefl.schedules import Schedule
 from acefl.search import LearningRateSearch
-from acefl.simulation import Observer, settings_of, simulate
+from acefl.simulation import Observer, imported_from, settings_of, simulate
 from acefl.stop import Stop
 from acefl.tasks.base import Task
 from acefl.timing import Scenario
@@ -102,7 +102,7 @@ def _build(description: str) -> Task:
     return tasks.build(json.loads(description))
 
 
-def _built_once(source: TaskSource) -> TaskSource:
+def built_once(source: TaskSource) -> TaskSource:
     """What builds a task, so that each seed's is built once: loading a user's data may take long."""
     return lru_cache(maxsize=8)(source) if callable(source) else source
 
@@ -146,8 +146,8 @@ def compare(
 
     The search gives every method the same effort, on a seed that is not reported. With `probe` the error terms of a
     step are measured every so many arrivals (see `acefl.probes`). `optimizer` and `schedule` are those of every run, of
-    the search too. Returns the directory, which holds `compare.json`,
-    one run directory per method and seed, and `report.html`.
+    the search too. Returns the directory, which holds `compare.json`, one run directory per method and seed, and
+    `report.html`.
     """
     from acefl import report
 
@@ -163,7 +163,7 @@ def compare(
     for rule in methods:
         own = getattr(rule, "optimizer", None) or getattr(rule, "mixes_models", None)
         require(optimizer is None or not own, f"optimizer is {optimizer}, which {label(rule)} cannot be run with")
-    task = _built_once(task)
+    task = built_once(task)
     first = build_task(task, seeds[0])
     scenario.check(first.clients)
     began = time.perf_counter()
@@ -208,6 +208,7 @@ def _recorded(contender: _Contender, seeds: Sequence[int]) -> dict[str, Any]:
         "label": contender.name,
         "method": type(contender.rule).__name__,
         "rule": settings_of(contender.rule),
+        **imported_from(contender.rule),
         "lr": contender.lr,
         "tuning": [{"lr": rate, "score": score} for rate, score in tried],
         "runs": [f"runs/{run_name(contender.name, seed)}" for seed in seeds],
@@ -238,7 +239,7 @@ class _Schedule:
 
     def run(self, workers: int | None) -> None:
         here = callable(self._plan.task)
-        with open_pool(workers, here=here) as pool, _as_in_a_worker(enabled=not here):
+        with open_pool(workers, here=here) as pool, as_in_a_worker(enabled=not here):
             try:
                 for contender in self._contenders:
                     self._go_on(pool, contender)
@@ -284,7 +285,7 @@ class _Schedule:
 
 
 @contextlib.contextmanager
-def _as_in_a_worker(*, enabled: bool) -> Iterator[None]:
+def as_in_a_worker(*, enabled: bool) -> Iterator[None]:
     """One thread, so that a sum is taken in the same order, and has the same bits, in this process and in a worker."""
     threads = torch.get_num_threads()
     if enabled:
@@ -295,7 +296,7 @@ def _as_in_a_worker(*, enabled: bool) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def tune(
+def search_rate(
     task: TaskSource = DEFAULT_TASK,
     rule: RuleSettings = PAPER_METHODS[0],
     *,
@@ -306,7 +307,7 @@ def tune(
     progress: Progress | None = None,
 ) -> LearningRateSearch:
     """The learning-rate search of `compare` for one method: its best rate and every rate tried."""
-    task = _built_once(task)
+    task = built_once(task)
     scenario.check(build_task(task, TUNING_SEED).clients)
     contender = _Contender(rule, label(rule), LearningRateSearch(lr_centre))
     plan = Job(task, rule, math.nan, scenario, stop, TUNING_SEED)

@@ -27,6 +27,8 @@ class AREA:
     table: str = "fp32"
     home: str | os.PathLike[str] = "memory"
 
+    mixes_models = True
+
     def __post_init__(self) -> None:
         check_count("buffer", self.buffer)
         check_table(self.table, self.home)

@@ -27,6 +27,8 @@ class FedAsync:
     a: float | None = None  # None: the paper's 0.5 for polynomial, 10 for hinge
     b: float = 4.0
 
+    mixes_models = True
+
     def __post_init__(self) -> None:
         one_of("staleness", self.staleness, STALENESS)
         require(0 < self.alpha <= 1, f"alpha is {self.alpha!r}; allowed: above 0, up to 1")
@@ -38,7 +40,7 @@ class FedAsync:
 
     def _weight(self, staleness: int) -> float:
         if self.staleness == "polynomial":
-            return self.alpha * (1.0 + staleness) ** -(0.5 if self.a is None else self.a)
+            return self.alpha * math.pow(1.0 + staleness, -(0.5 if self.a is None else self.a))
         if self.staleness == "hinge" and staleness > self.b:
             return self.alpha / ((10.0 if self.a is None else self.a) * (staleness - self.b) + 1.0)
         return self.alpha

@@ -20,6 +20,8 @@ class FedFa:
 
     window: int = 5  # the paper's K
 
+    mixes_models = True
+
     def __post_init__(self) -> None:
         check_count("window", self.window)
 
