@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 
 from acefl import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff
-from acefl.experiment import DEFAULT_SCENARIO, DEFAULT_STOP, Job, make, tune
+from acefl.experiment import DEFAULT_SCENARIO, DEFAULT_STOP, Job, make, search_rate
 from acefl.rules import label
 from benchmarks.common import report
 
@@ -20,7 +20,7 @@ SEEDS = (0, 1, 2)
 def main() -> None:
     rows, gaps = [], {}
     for rule in (ACE(), ACED(tau=300), CA2FL(), FedBuff(), ASGD(), DelayAdaptiveASGD()):
-        search = tune(TASK, rule)
+        search = search_rate(TASK, rule)
         runs = [make(Job(TASK, rule, search.best, DEFAULT_SCENARIO, DEFAULT_STOP, seed)) for seed in SEEDS]
         finals = [run.final["gap"] for run in runs]
         gaps[label(rule)] = statistics.geometric_mean(finals)

@@ -25,7 +25,7 @@ from acefl.experiment import (
     build_task,
     compare,
     run_name,
-    tune,
+    search_rate,
 )
 from acefl.tasks import TorchTask
 
@@ -92,7 +92,7 @@ def test_rates_are_tuned_on_a_seed_that_is_not_reported(compared: Path) -> None:
             task, ACE(), lr=trial["lr"], scenario=SMALL["scenario"], stop=SMALL["stop"], seed=TUNING_SEED
         )
         assert run.final["gap"] == trial["score"]
-    search = tune(TASK, ACE(), scenario=SMALL["scenario"], stop=SMALL["stop"], workers=1)
+    search = search_rate(TASK, ACE(), scenario=SMALL["scenario"], stop=SMALL["stop"], workers=1)
     assert sorted(search.scores.items()) == [(trial["lr"], trial["score"]) for trial in tuning]
 
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from acefl.attacks import attacked
     from acefl.checkpoint import Every
     from acefl.errors import AceflError, InvalidInput, NothingInFlight
-    from acefl.experiment import compare, tune
+    from acefl.experiment import compare
+    from acefl.halving import tune
     from acefl.optimizers import SGD, Adam, Momentum, Yogi
     from acefl.record import Run, load
     from acefl.resuming import resume
@@ -95,7 +96,7 @@ _HOME = {
     "load": "record",
     "resume": "resuming",
     "simulate": "simulation",
-    "tune": "experiment",
+    "tune": "halving",
 }
 
 

@@ -118,7 +118,10 @@ def _build(settings: State, task: Task | None, rule: RuleSettings | None, observ
         require(name in tasks.TASKS, f"the run is on a task of your own ({name}); pass it as task=")
         task = tasks.build(config["task"])
     if rule is None:
-        require(config["method"] in rules.METHODS, f"the run is by {config['method']}, your own; pass it as rule=")
+        own = config.get("imported_from")
+        whose = f"the run is by {config['method']}, your own{f' ({own})' if own else ''}"
+        known = own is None and config["method"] in rules.METHODS
+        require(known, f"{whose}; pass it as rule=, on the command line as --method")
         rule = rules.from_settings(config["method"], config["rule"])
     simulation = Simulation(
         task,

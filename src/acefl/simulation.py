@@ -19,8 +19,9 @@ from acefl.errors import require
 from acefl.fleets.simulated import SimulatedFleet, simulated_fleet
 from acefl.loop import dispatch, run
 from acefl.optimizers import Optimizer
+from acefl.own import origin
 from acefl.record import FORMAT, Events, Run, machine, plain, refuse_foreign
-from acefl.rules import label
+from acefl.rules import METHODS, label
 from acefl.schedules import Schedule
 from acefl.server import Server
 from acefl.stop import Stop
@@ -415,7 +416,12 @@ def configuration(
             "machine": machine(),
         }
     )
-    return config
+    return config | imported_from(rule)
+
+
+def imported_from(rule: RuleSettings) -> dict[str, str]:
+    """For the record of a method that is not the library's: where it came from, for whoever needs it again."""
+    return {} if METHODS.get(type(rule).__name__) is type(rule) else {"imported_from": origin(rule)}
 
 
 def _strategy(task: Task) -> str:

@@ -16,6 +16,7 @@ import typer
 
 from acefl.calls import parse_call
 from acefl.errors import InvalidInput, require
+from acefl.own import is_own as is_own
 
 if TYPE_CHECKING:
     from acefl.stop import Stop
@@ -167,8 +168,10 @@ Methods = Annotated[
     list[str] | None,
     typer.Option(
         "--method",
+        "--rule",
         metavar="NAME",
-        help=f"One of {', '.join(METHODS)}, with settings as in 'ACED(tau=300)'; again for each "
+        help=f"One of {', '.join(METHODS)}, or your own as mypkg.mymodule:MyRule, with settings as in 'ACED(tau=300)'; "
+        "again for each "
         "[dim]\\[the paper's six][/dim]",
         show_default=False,
     ),
@@ -176,8 +179,10 @@ Methods = Annotated[
 Method = Annotated[
     str,
     typer.Option(
+        "--method",
+        "--rule",
         metavar="NAME",
-        help=f"One of {', '.join(METHODS)}, with settings as in 'ACED(tau=300)'",
+        help=f"One of {', '.join(METHODS)}, or your own as mypkg.mymodule:MyRule, with settings as in 'ACED(tau=300)'",
         autocompletion=lambda: list(METHODS),
     ),
 ]

@@ -22,8 +22,11 @@ def replay(
     method: Annotated[
         list[str],
         typer.Option(
+            "--method",
+            "--rule",
             metavar="NAME",
-            help=f"One of {', '.join(options.METHODS)}, with settings as in 'ACED(tau=50)'; again for each",
+            help=f"One of {', '.join(options.METHODS)}, or your own as mypkg.mymodule:MyRule, with settings as in "
+            "'ACED(tau=50)'; again for each",
         ),
     ],
     lr: Annotated[

@@ -79,10 +79,22 @@ def run(
     actors: Annotated[
         int, typer.Option(metavar="N", min=1, help="ray: how many actors", rich_help_panel=options.FLEET)
     ] = 4,
-    address: Annotated[
+    together: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="ray: how many of an actor's clients work on one model in one call; more pays for small models",
+            rich_help_panel=options.FLEET,
+        ),
+    ] = 1,
+    gpus: Annotated[
+        float, typer.Option(metavar="X", min=0.0, help="ray: GPUs per actor", rich_help_panel=options.FLEET)
+    ] = 0.0,
+    ray: Annotated[
         str,
         typer.Option(
-            metavar="HOST:PORT", help="ray: the cluster, or local for this machine", rich_help_panel=options.FLEET
+            metavar="ADDRESS", help="ray: the cluster, or local for this machine", rich_help_panel=options.FLEET
         ),
     ] = "local",
     json: options.Json = False,
@@ -98,6 +110,7 @@ def run(
       acefl run --task quadratic --dim 20 --lr 0.1 --time 500 --json
       acefl run --lr 0.25 --out runs/long --checkpoint-every 1000
       acefl run --resume runs/long
+      acefl run --method mypkg.mymodule:MyRule --lr 0.1
       acefl run --fleet ray --actors 4 --lr 0.25 --arrivals 20000
     """
     from acefl import Every, record, report, simulate
@@ -109,11 +122,12 @@ def run(
     foretold: dict[str, list[str]] = {}
     with contextlib.ExitStack() as whole:
         if resume is not None:
-            _refuse_settings_beside_resume()
+            _refuse_settings_beside_resume(but="method" if options.is_own(method) else "")
+            own = options.parse_methods([method])[0] if options.is_own(method) else None
             out = folder = resume
             whole.enter_context(_telling_how_to_go_on(out))
             with show.fraction_bar("resumed", quiet=json) as progress:
-                finished = go_on(resume, progress=progress)
+                finished = go_on(resume, rule=own, progress=progress)
         elif lr is None:
             raise click.UsageError("Missing option '--lr'", click.get_current_context())
         elif fleet == "ray":
@@ -128,7 +142,9 @@ def run(
                 out=out,
                 checkpoint_every=checkpoint_every,
                 actors=actors,
-                address=address,
+                together=together,
+                gpus=gpus,
+                address=ray,
                 quiet=json,
                 step=options.parse_step(optimizer, schedule),
             )
@@ -176,12 +192,12 @@ def run(
         show.path("report", out / "report.html")
 
 
-def _refuse_settings_beside_resume() -> None:
-    """A setting that would be ignored is a mistake."""
+def _refuse_settings_beside_resume(but: str) -> None:
+    """A setting that would be ignored is a mistake. A method of one's own has to be named: records import nothing."""
     context = click.get_current_context()
     for option in context.command.params:
         given = context.get_parameter_source(option.name or "") is not click.core.ParameterSource.DEFAULT
-        if given and option.name not in ("resume", "json"):
+        if given and option.name not in ("resume", "json", but):
             raise InvalidInput(f"{option.opts[0]} is given beside --resume, which takes all settings from the record")
 
 

@@ -1,9 +1,10 @@
-"""`acefl tune`: the learning-rate search of `acefl compare`, for one method."""
+"""`acefl tune`: successive halving over a learning rate, and tau or buffer, for one method."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -12,6 +13,9 @@ from rich.text import Text
 from acefl.commands import options
 from acefl.commands.flatten import with_options
 
+if TYPE_CHECKING:
+    from acefl.halving import Tuning
+
 
 @with_options
 def tune(
@@ -19,58 +23,98 @@ def tune(
     scenario: options.ScenarioOptions,
     stop: options.StopOptions,
     method: options.Method = "ACE",
-    lr_centre: options.RateCentre = 0.25,
+    budget: Annotated[
+        float, typer.Option(metavar="N", help="How many whole runs it may cost", rich_help_panel=options.BUDGET)
+    ] = 12.0,
+    lr_centre: Annotated[
+        float,
+        typer.Option(
+            metavar="X",
+            help="Rates are looked for a factor of 128 either way",
+            callback=options.check_rate,
+            rich_help_panel=options.RATE,
+        ),
+    ] = 0.25,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write it there; a search there that was stopped goes on",
+            rich_help_panel=options.OUTPUT,
+        ),
+    ] = None,
     workers: options.Workers = None,
     json: options.Json = False,
 ) -> None:
-    """Find a learning rate for one method.
+    """Find a learning rate for one method, and its tau or buffer.
 
-    The search of acefl compare, on a seed that no result is reported on.
+    Successive halving within a budget, on a seed that no result is reported on:
+    trials get a quarter of a run, the better half of them half a run, the better
+    half of these a whole one. A tau or buffer that you name stays as it is.
 
     Examples:
       acefl tune
-      acefl tune --method 'ACED(tau=300)' --spread 10 --arrivals 5000
+      acefl tune --method ACED --spread 10 --arrivals 5000
+      acefl tune --method 'ACED(tau=300)' --budget 20 --out tuning
       acefl run --method ASGD --lr "$(acefl tune --method ASGD --json | jq .best)"
     """
-    from acefl import experiment
+    from acefl import experiment, halving
     from acefl.commands import show
     from acefl.commands.prepare import prepare
     from acefl.rules import label
 
     [rule] = options.parse_methods([method])
     ready = prepare(task, scenario, stop, [rule], experiment.TUNING_SEED)
+    searched = halving.search_ranges(rule, ready.task.clients)
     with show.job_bar(quiet=json, ready=ready) as progress:
-        search = experiment.tune(
+        found = halving.tune(
             ready.settings,
             rule,
             scenario=ready.scenario,
             stop=ready.stop,
+            over=[name for name in searched if name != "lr" and f"{name}=" not in method.replace(" ", "")],
+            budget=budget,
             lr_centre=lr_centre,
+            out=out,
             workers=workers,
             progress=progress,
         )
-    objective, trials = ready.task.objective, sorted(search.scores.items())
-    best = search.best if math.isfinite(search.scores[search.best]) else None
+    best = found.lr if math.isfinite(found.best.score) else None
     if json:
-        result: dict[str, Any] = {"method": label(rule), "task": ready.settings, "objective": objective, "best": best}
-        result |= {"trials": [{"lr": lr, objective: score} for lr, score in trials]}
+        result: dict[str, Any] = {"method": label(found.rule), "task": ready.settings, "objective": found.objective}
+        spent = {"runs": found.budget, "spent": found.spent, "arrivals": found.arrivals}
+        result |= {"best": best, "settings": found.best.settings, "budget": spent, "directory": out}
+        result |= {
+            "trials": [{**one.settings, "share": one.quarters / 4, **_scored(found, one)} for one in found.trials]
+        }
         show.print_json(result | {"expectation": ready.expectation, "warnings": ready.warnings})
     else:
-        show.console().print(_trials(objective, trials, best))
+        show.console().print(_trials(found, best))
+        show.console().print(found.cost)
+        if out is not None:
+            show.path("report", out / "report.html")
     if best is None:
-        show.warn(f"every rate from {trials[0][0]:.3g} to {trials[-1][0]:.3g} diverged: try a smaller --lr-centre")
+        rates = sorted(trial.settings["lr"] for trial in found.trials)
+        show.warn(f"every rate from {rates[0]:.3g} to {rates[-1]:.3g} diverged: try a smaller --lr-centre")
         raise typer.Exit(1)
 
 
-def _trials(objective: str, trials: list[tuple[float, float]], best: float | None) -> Table:
+def _scored(found: Tuning, trial: Any) -> dict[str, float]:
+    return {found.objective: trial.score, "arrivals": trial.arrivals}
+
+
+def _trials(found: Tuning, best: float | None) -> Table:
     from acefl.report import metrics
 
-    metric = next(metric for metric in metrics.EVERY if metric.key == objective)
+    metric = metrics.by_key(found.objective)
+    names = list(found.best.settings)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("lr", metric.heading, ""):
+    for heading in (*names, "of a run", metric.heading, ""):
         table.add_column(heading, justify="right" if heading else "left")
-    for lr, score in trials:
-        written = metric.write(score) if math.isfinite(score) else "diverged"
-        style, mark = ("bold", "best") if lr == best else ("", "")
-        table.add_row(*[Text(cell, style=style) for cell in (f"{lr:.6g}", written, mark)])
+    for trial in sorted(found.trials, key=lambda one: (one.settings["lr"], one.quarters)):
+        written = metric.write(trial.score) if math.isfinite(trial.score) else "diverged"
+        style, mark = ("bold", "best") if best is not None and trial == found.best else ("", "")
+        share = {1: "1/4", 2: "1/2", 4: "all"}[trial.quarters]
+        cells = [*(f"{trial.settings[name]:.6g}" for name in names), share, written, mark]
+        table.add_row(*[Text(cell, style=style) for cell in cells])
     return table

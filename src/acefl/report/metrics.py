@@ -98,6 +98,11 @@ EVERY = (ACCURACY, CLIENT_LOSS, SLOW_ACCURACY, FAST_ACCURACY, LOSS, GAP, GRAD_NO
 _BY_IMPORTANCE = (SLOW_ACCURACY, ACCURACY, GAP, CLIENT_LOSS, GRAD_NORM, LOSS)
 
 
+def by_key(key: str) -> Metric:
+    """A metric by its name in the record; what a person's own task is judged by may be one that is not known here."""
+    return next((metric for metric in EVERY if metric.key == key), Metric(key, key, key, key, ("{}", "{}")))
+
+
 def measured(comparison: Comparison, among: tuple[Metric, ...]) -> list[Metric]:
     """Those of the metrics that this comparison recorded."""
     return [metric for metric in among if comparison.measures(metric.key)]

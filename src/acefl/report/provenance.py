@@ -45,6 +45,17 @@ def section(comparison: Comparison) -> str:
     return f"<dl>{rows}</dl>{_methods(comparison.methods)}"
 
 
+def details(record: dict[str, Any], names: tuple[str, ...]) -> str:
+    """The same for a record that is no comparison: its command, these settings of it, and its machine."""
+    facts = {"Command": f"<pre>{escape(str(record['command']))}</pre>"}
+    for name in names:
+        value = record[name]
+        facts[name.capitalize()] = _settings(value) if isinstance(value, dict) else escape(_plain(value))
+    facts["Machine"] = _settings(record["machine"])
+    facts["This page"] = "made from the recorded files alone; <code>acefl report DIR</code> makes it again"
+    return "<dl>" + "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in facts.items() if value) + "</dl>"
+
+
 def _spread(comparison: Comparison) -> str:
     if len(comparison.seeds) > 1:
         return "± is the sample standard deviation over seeds; bands in figures are the lowest and highest seed."

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from acefl.calls import make, named
+from acefl.own import is_own, own_method
 from acefl.rules.ace import ACE
 from acefl.rules.aced import ACED
 from acefl.rules.area import AREA
@@ -37,7 +38,12 @@ _EXAMPLE = "ACED(tau=300)"
 
 
 def parse(text: str) -> RuleSettings:
-    """Settings from what a person types: `ACE`, `aced(tau=300)`, `FedBuff(buffer=5, staleness="sqrt")`."""
+    """Settings from what a person types: `ACE`, `aced(tau=300)`, `FedBuff(buffer=5, staleness="sqrt")`.
+
+    A method of the person's own is named with its module: `mypkg.mymodule:MyRule(tau=3)`.
+    """
+    if is_own(text):
+        return own_method(text)
     built: RuleSettings = named("method", METHODS, text, _EXAMPLE)
     return built
 

@@ -1,0 +1,149 @@
+"""Successive halving: the same answer whoever computes it and however often it is stopped, within its budget."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acefl import ACE, ACED, ASGD, FedBuff, InvalidInput, Scenario, Stop, halving, simulate, tune
+from acefl.experiment import TUNING_SEED, build_task
+from acefl.halving import GENERATION, QUARTERS, WHOLE, Tuning, search_ranges, spread_evenly
+
+TASK = {"name": "quadratic", "clients": 6, "dim": 3, "noise": 0.1}
+SMALL: dict[str, Any] = {"scenario": Scenario(spread=5.0), "stop": Stop(arrivals=80), "workers": 1}
+
+
+@pytest.fixture(scope="module")
+def aced() -> Tuning:
+    return tune(TASK, ACED(), **SMALL)
+
+
+def test_two_workers_give_what_one_gives(aced: Tuning) -> None:
+    assert tune(TASK, ACED(), **{**SMALL, "workers": 2}) == aced
+
+
+def test_a_trial_is_the_beginning_of_a_run_on_the_tuning_seed(aced: Tuning) -> None:
+    """The score at a quarter is what a run of the whole budget shows there, so that what ends late is not squeezed."""
+    for quarters in QUARTERS:
+        trial = next(one for one in aced.trials if one.quarters == quarters)
+        rule = ACED(tau=int(trial.settings["tau"]))
+        run = simulate(
+            build_task(TASK, TUNING_SEED),
+            rule,
+            lr=trial.settings["lr"],
+            scenario=SMALL["scenario"],
+            stop=SMALL["stop"],
+            seed=TUNING_SEED,
+            evaluations=4,
+        )
+        assert run.metrics[quarters]["gap"] == trial.score
+        stages = [q for q in QUARTERS if q <= quarters]
+        assert trial.arrivals == sum(run.metrics[q]["arrival"] for q in stages)
+
+
+def test_the_best_is_the_lowest_of_those_that_ran_to_the_end(aced: Tuning) -> None:
+    ended = [one for one in aced.trials if one.quarters == WHOLE]
+    assert aced.best == min(ended, key=lambda one: one.score)
+    assert (aced.lr, aced.rule) == (aced.best.settings["lr"], ACED(tau=int(aced.best.settings["tau"])))
+
+
+def test_weak_trials_end_early_and_later_generations_look_closer(aced: Tuning) -> None:
+    first, later = aced.trials[:GENERATION], aced.trials[GENERATION:]
+    ended_early = [one.score for one in first if one.quarters == QUARTERS[0]]
+    assert 2 <= len(ended_early) < GENERATION
+    assert later
+
+    def octaves(trials: list[halving.Trial]) -> float:
+        rates = [one.settings["lr"] for one in trials]
+        return math.log2(max(rates) / min(rates))
+
+    assert octaves(first) > 10
+    assert octaves(later) <= 3.6
+
+
+@pytest.mark.parametrize("rule", [ACE(), ACED(), FedBuff(), ASGD()], ids=lambda rule: type(rule).__name__)
+def test_every_method_has_the_same_budget(rule: Any) -> None:
+    found = tune(TASK, rule, **SMALL, budget=6.0)
+    assert 6.0 - sum(QUARTERS) / WHOLE < found.spent <= 6.0
+    assert found.arrivals <= 6.0 * 80
+    if all(math.isfinite(one.score) for one in found.trials):
+        assert found.arrivals == found.spent * 80
+    assert "budget of 6 whole runs" in found.cost
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("after", [1, 9, 20])
+def test_a_search_that_was_killed_goes_on_to_the_same_end(after: int, aced: Tuning, tmp_path: Path) -> None:
+    heard = 0
+
+    def kill(done: int, known: int, last: str) -> None:
+        nonlocal heard
+        heard += bool(last)
+        if heard == after:
+            raise Killed
+
+    with pytest.raises(Killed):
+        tune(TASK, ACED(), **SMALL, out=tmp_path / "search", progress=kill)
+    log = tmp_path / "search" / "tuning.jsonl"
+    before = log.read_text()
+    assert len(before.splitlines()) == after + 1
+    log.write_text(before + '{"settings": {"lr": 0.')  # the line it was killed in
+    assert tune(TASK, ACED(), **SMALL, out=tmp_path / "search") == aced
+    assert log.read_text().startswith(before)
+    lines = log.read_text().splitlines()
+    assert len(lines) == len(set(lines))
+    assert tune(TASK, ACED(), **SMALL, out=tmp_path / "search") == aced
+    assert log.read_text().splitlines() == lines
+
+
+def test_what_it_cost_is_in_the_record_and_on_the_page(aced: Tuning, tmp_path: Path) -> None:
+    tune(TASK, ACED(), **SMALL, out=tmp_path / "search")
+    record = json.loads((tmp_path / "search" / "tuning.json").read_text())
+    assert record["budget"] == 12.0
+    assert record["found"]["arrivals"] == aced.arrivals == sum(trial["arrivals"] for trial in record["trials"])
+    page = (tmp_path / "search" / "report.html").read_text()
+    assert f"The budget was 12 whole runs; {aced.spent:g} were spent, {aced.arrivals:,} arrivals" in page
+
+
+def test_another_search_or_directory_is_refused(tmp_path: Path) -> None:
+    tune(TASK, ASGD(), **SMALL, budget=2.0, out=tmp_path / "search")
+    with pytest.raises(InvalidInput, match="holds the search of other settings"):
+        tune(TASK, ACE(), **SMALL, budget=2.0, out=tmp_path / "search")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    with pytest.raises(InvalidInput, match="not empty and holds no search"):
+        tune(TASK, ACE(), **SMALL, out=tmp_path / "mine")
+    (tmp_path / "search" / "tuning.jsonl").write_text("no log\n")
+    with pytest.raises(InvalidInput, match="is not the log of a search"):
+        tune(TASK, ASGD(), **SMALL, budget=2.0, out=tmp_path / "search")
+
+
+def test_what_is_searched_is_what_the_method_has() -> None:
+    assert list(search_ranges(ACE(), 100)) == ["lr"]
+    assert list(search_ranges(ACED(), 100)) == ["lr", "tau"]
+    assert list(search_ranges(ACED(), 100, over=[])) == ["lr"]
+    assert list(search_ranges(FedBuff(), 100)) == ["lr", "buffer"]
+    with pytest.raises(InvalidInput, match="ACE has no 'tau' to tune; allowed: lr alone"):
+        search_ranges(ACE(), 100, over=["tau"])
+    with pytest.raises(InvalidInput, match="budget is 1; allowed: at least 1.75 runs"):
+        tune(TASK, ACE(), **SMALL, budget=1)
+
+
+@given(st.integers(1, 2), st.integers(4, 40))
+def test_points_fill_the_cube_evenly(dimensions: int, count: int) -> None:
+    """In each dimension no gap between neighbours, ends included, is more than six times the even one."""
+    points = spread_evenly(count, dimensions)
+    assert points[0] == [0.5] * dimensions
+    for place in range(dimensions):
+        along = sorted(point[place] for point in points)
+        gaps = [after - before for before, after in zip([0.0, *along], [*along, 1.0], strict=True)]
+        assert max(gaps) <= 6 / (count + 1)
