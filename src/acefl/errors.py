@@ -1,5 +1,9 @@
 """The exception tree: everything acefl raises on purpose is an `AceflError`."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
 
 class AceflError(Exception):
     """Root of the tree; catch it to catch whatever acefl raises on purpose."""
@@ -26,3 +30,9 @@ def require(condition: bool, message: str) -> None:
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     """Refuse a word that is not among the allowed ones, naming all of them."""
     require(value in allowed, f"{name} is {value!r}; allowed: {', '.join(allowed)}")
+
+
+def require_number(name: str, value: object, holds: Callable[[float], bool], allowed: str) -> None:
+    """Refuse what is no finite number, or one for which `holds` is not true."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
+    require(number and holds(value), f"{name} is {value!r}; allowed: {allowed}")  # type: ignore[arg-type]

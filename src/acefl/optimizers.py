@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from acefl.calls import make, named
-from acefl.errors import require
+from acefl.errors import require_number
 from acefl.types import State, Vector
 
 
@@ -166,9 +166,8 @@ class _Adaptive:
 def _check_moments(beta1: float, beta2: float, epsilon: float) -> None:
     _below_one("beta1", beta1)
     _below_one("beta2", beta2)
-    require(0 < epsilon < float("inf"), f"epsilon is {epsilon!r}; allowed: a finite number above 0")
+    require_number("epsilon", epsilon, lambda value: value > 0, "a finite number above 0")
 
 
 def _below_one(name: str, value: float) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    require(number and 0 <= value < 1, f"{name} is {value!r}; allowed: at least 0 and below 1")
+    require_number(name, value, lambda beta: 0 <= beta < 1, "at least 0 and below 1")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from acefl.calls import make, named
-from acefl.errors import InvalidInput, require
+from acefl.errors import InvalidInput, require_number
 from acefl.stop import Stop
 
 Factor = Callable[[float], float]  # of the share of the budget spent, from 0 to 1
@@ -72,7 +72,7 @@ class Cosine:
     warmup: float = 0.0
 
     def __post_init__(self) -> None:
-        require(0 <= self.floor <= 1, f"floor is {self.floor!r}; allowed: from 0 to 1")
+        require_number("floor", self.floor, lambda floor: 0 <= floor <= 1, "from 0 to 1")
         _check_share("warmup", self.warmup)
 
     def over(self, clients: int, stop: Stop, arrivals_per_step: int) -> Factor:
@@ -102,4 +102,4 @@ def from_record(record: Mapping[str, Any]) -> Schedule:
 
 
 def _check_share(name: str, value: float) -> None:
-    require(0 <= value < 1, f"{name} is {value!r}; allowed: at least 0 and below 1")
+    require_number(name, value, lambda share: 0 <= share < 1, "at least 0 and below 1")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from acefl.errors import one_of, require
+from acefl.errors import one_of, require_number
 from acefl.rules.fedbuff import BufferRule
 from acefl.types import Rule, Vector
 
@@ -31,9 +31,10 @@ class FedAsync:
 
     def __post_init__(self) -> None:
         one_of("staleness", self.staleness, STALENESS)
-        require(0 < self.alpha <= 1, f"alpha is {self.alpha!r}; allowed: above 0, up to 1")
-        require(self.a is None or 0 < self.a < math.inf, f"a is {self.a!r}; allowed: a finite number above 0")
-        require(0 <= self.b < math.inf, f"b is {self.b!r}; allowed: a finite number of at least 0")
+        require_number("alpha", self.alpha, lambda alpha: 0 < alpha <= 1, "above 0, up to 1")
+        if self.a is not None:
+            require_number("a", self.a, lambda a: a > 0, "a finite number above 0")
+        require_number("b", self.b, lambda b: b >= 0, "a finite number of at least 0")
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         return MixingRule(like, self._weight)

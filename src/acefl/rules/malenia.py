@@ -3,12 +3,11 @@ everybody, then step once."""
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from acefl.errors import require
+from acefl.errors import require, require_number
 from acefl.rules.client_means import ClientMeans
 from acefl.types import Arrival, Rule, State, Vector
 
@@ -25,8 +24,7 @@ class MaleniaSGD:
     home: str | os.PathLike[str] = "memory"
 
     def __post_init__(self) -> None:
-        number = isinstance(self.batch, int | float) and math.isfinite(self.batch)
-        require(number and self.batch >= 1, f"batch is {self.batch!r}; allowed: a finite number of at least 1")
+        require_number("batch", self.batch, lambda batch: batch >= 1, "a finite number of at least 1")
         require(bool(str(self.home)), "home is empty; allowed: 'memory', 'device' or a path")
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
