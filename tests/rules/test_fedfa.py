@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.rules.oracles import FedFaOracle
 from tests.rules.schedules import Come, Event, History, histories
 from tests.rules.served import walk_models
 
-from acefl import FedFa, InvalidInput
+from acefl import Arrival, FedFa, InvalidInput
 
 
 @settings(max_examples=80)
@@ -22,6 +23,13 @@ def test_rounding_does_not_pile_up_over_a_long_run() -> None:
     """A thousand steps, each checked: the rule's own account of where the model is does not drift from the model."""
     events: list[Event] = [[Come(turn % 3, turn % 4)] for turn in range(1000)]
     assert walk_models(History(3, 7, events), FedFa(4), FedFaOracle(4), lr=0.01) == 997
+
+
+def test_the_oldest_is_who_came_first_not_who_was_sent_a_model_first() -> None:
+    rule = FedFa(window=2).build(3, torch.zeros(1))
+    for task in (2, 0, 1):
+        rule.absorb(Arrival(task, torch.tensor([float(task)]), 0, 0, task))
+    assert rule.direction().item() == 0.5  # of 0 and 1: the model of task 2 came first
 
 
 def test_wrong_settings_are_refused_by_name() -> None:

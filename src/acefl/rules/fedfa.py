@@ -40,7 +40,7 @@ class WindowRule:
 
     def __init__(self, like: Vector, window: int) -> None:
         self._window = window
-        self._models: list[tuple[int, int, Vector]] = []  # (version when it came, task, start - model), oldest first
+        self._models: list[tuple[int, int, Vector]] = []  # (version when it came, order, start - model), oldest first
         self._position = empty_vector(like)  # start - current model
         self._direction = empty_vector(like)
         self._taken = False
@@ -49,7 +49,8 @@ class WindowRule:
         if self._taken:
             self._position.add_(self._direction)
             self._taken = False
-        self._models.append((arrival.version, arrival.task, self._position + arrival.update))
+        order = arrival.task if arrival.version else len(self._models)  # until the first step turns share a version
+        self._models.append((arrival.version, order, self._position + arrival.update))
         self._models.sort(key=lambda entry: entry[:2])
         del self._models[: -self._window]
         return len(self._models) == self._window
