@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from acefl import ACE, ACED, InvalidInput, Server, Stop, load
+from acefl.cli import main
 from acefl.errors import AceflError, NothingInFlight
 from acefl.experiment import build_task
 from acefl.fleets.ray import RayFleet, run_on_ray
@@ -107,6 +109,24 @@ def test_an_actor_that_is_killed_is_replaced_and_its_clients_go_on() -> None:
         fleet.close()
 
 
+def test_the_clients_of_an_actor_that_stays_dead_move_to_the_others() -> None:
+    fleet = RayFleet(SOURCE, SEED, clients=8, actors=2, restarts=0)
+    try:
+        victim, _ = fleet.ready()
+        model = build_task(SOURCE, SEED).initial()
+        server = Server(model, ACED(tau=20, warmup="seen").build(8, model), 0.2, 8, on_arrival=fleet.heard)
+        before: list[int] = []
+        for _ in run(server, fleet, Stop(arrivals=1_000_000)):
+            if not before and server.accepted >= 40:
+                os.kill(victim, signal.SIGKILL)
+                before = list(server.participation)
+            if fleet.deaths and all(now > then + 2 for now, then in zip(server.participation, before, strict=True)):
+                break
+        assert fleet.deaths == 1
+    finally:
+        fleet.close()
+
+
 def test_actors_that_cannot_start_end_the_run_with_the_reason() -> None:
     def broken(seed: int) -> Any:
         raise RuntimeError("the disk is on fire")
@@ -154,6 +174,31 @@ def test_a_run_on_ray_is_recorded_like_any_other(tmp_path: Path) -> None:
     assert (again.events["uplink"] == 4 * made.model.numel()).all()
     assert again.history["step"].is_monotonic_increasing
     assert "ACED" in report.build(tmp_path / "run").read_text("utf-8")
+
+
+def test_the_command_runs_on_actors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    settings = "--task quadratic --clients 8 --dim 30 --arrivals 120 --actors 2 --together 2 --lr 0.3 --json"
+    assert main(["run", "--fleet", "ray", *settings.split(), "--out", str(out)]) == 0
+    said = json.loads(capsys.readouterr().out)
+    made = load(out)
+    assert said["final"] == made.final
+    assert made.config["scenario"] == {"clock": "wall", "fleet": "ray", "actors": 2, "together": 2}
+    assert "against seconds" in (out / "report.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("--fleet ray --spread 3", "--spread describes simulated time"),
+        ("--together 4", "--together describes Ray's actors; allowed with --fleet ray only"),
+        ("--ray auto", "--ray describes Ray's actors"),
+        ("--fleet ray --method ACE(variant='client-held')", "client-held ACE leaves gradients with the clients"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(given: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--lr", "0.1", "--task", "quadratic", "--arrivals", "10", *given.split()]) == 2
+    assert line in capsys.readouterr().err
 
 
 def test_gradients_held_by_clients_make_no_sense_on_ray() -> None:

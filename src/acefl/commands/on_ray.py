@@ -26,6 +26,8 @@ def train(
     out: Path | None,
     checkpoint_every: int | None,
     actors: int,
+    together: int,
+    gpus: float,
     address: str,
     quiet: bool,
     step: dict[str, Any],
@@ -48,6 +50,8 @@ def train(
             stop=budget,
             seed=seed,
             actors=actors,
+            together=together,
+            gpus=gpus,
             address=address,
             evaluations=evaluations,
             out=out,
@@ -62,8 +66,18 @@ def train(
 
 def refuse_scenario() -> None:
     """Real time passes by itself: a setting of simulated time that would be ignored is a mistake."""
+    for flag in _given([field.name for field in dataclasses.fields(options.ScenarioOptions)]):
+        raise InvalidInput(f"{flag} describes simulated time; allowed with --fleet ray: task, budget and output")
+
+
+def refuse_ray_settings() -> None:
+    """The other way round."""
+    for flag in _given(["actors", "together", "gpus", "ray"]):
+        raise InvalidInput(f"{flag} describes Ray's actors; allowed with --fleet ray only")
+
+
+def _given(names: list[str]) -> list[str]:
+    """The options among these that were given, as they are written."""
     context = click.get_current_context()
-    for field in dataclasses.fields(options.ScenarioOptions):
-        if context.get_parameter_source(field.name) is not click.core.ParameterSource.DEFAULT:
-            flag = "--" + field.name.replace("_", "-")
-            raise InvalidInput(f"{flag} describes simulated time; allowed with --fleet ray: task, budget and output")
+    default = click.core.ParameterSource.DEFAULT
+    return ["--" + name.replace("_", "-") for name in names if context.get_parameter_source(name) is not default]

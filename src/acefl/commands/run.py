@@ -149,6 +149,7 @@ def run(
                 step=options.parse_step(optimizer, schedule),
             )
         else:
+            on_ray.refuse_ray_settings()
             require(out is not None or checkpoint_every is None, "--checkpoint-every needs --out DIR to write to")
             if out is not None:
                 record.refuse_foreign(out)

@@ -46,10 +46,11 @@ class _Worker:
     def __init__(self, source: TaskSource, seed: int) -> None:
         torch.set_num_threads(1)
         self._task = build_task(source, seed)
+        self._device = self._task.initial().device  # a task's data lies where its model does
 
     def work(self, model: np.ndarray[Any, Any], clients: list[int], keys: list[int]) -> np.ndarray[Any, Any]:
         """A row of numbers per client."""
-        models = torch.tensor(model).expand(len(clients), -1)
+        models = torch.tensor(model, device=self._device).expand(len(clients), -1)
         updates: np.ndarray[Any, Any] = self._task.updates(models, clients, keys).cpu().numpy()
         return updates
 
@@ -299,7 +300,8 @@ def run_on_ray(
 ) -> Run:
     """Train in wall-clock time on Ray actors: on this machine (`address="local"`) or on a cluster by its address.
 
-    The task is built in every actor from `source` and `seed`; `together` clients work in one call of an actor. Which
+    The task is built in every actor from `source` and `seed`, and here for evaluation; `together` clients work in one
+    call of an actor, and `gpus` (a part of one will do) are kept for each. Which
     client arrives when depends on the machines, so two runs differ; what a client computes for a given model and visit
     does not. `out` is where the run is recorded; with `checkpoint` its state is saved there now and then, and the same
     call goes on with a run that was interrupted.
@@ -314,7 +316,7 @@ def run_on_ray(
         fleet = RayFleet(source, seed, clients=task.clients, actors=actors, together=together, gpus=gpus)
         fleet.ready()
         federation = Federation(
-            task.initial(),
+            task.initial().cpu(),  # updates come as arrays in main memory, wherever they were computed
             rule,
             fleet,
             lr=lr,
