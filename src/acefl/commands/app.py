@@ -7,14 +7,27 @@ from typing import Annotated
 import typer
 
 import acefl
-from acefl.commands import compare, diagnose, doctor, forecast, replay, report, reproduce, run, sweep, tune
+from acefl.commands import (
+    advise,
+    compare,
+    diagnose,
+    doctor,
+    forecast,
+    leaderboard,
+    replay,
+    report,
+    reproduce,
+    run,
+    sweep,
+    tune,
+)
 
 app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (compare, run, tune, sweep, diagnose, replay, reproduce, report, doctor):
+for module in (compare, run, tune, sweep, advise, leaderboard, diagnose, replay, reproduce, report, doctor):
     app.command()(getattr(module, module.__name__.rpartition(".")[2]))
 app.command("plan")(forecast.forecast)
 
@@ -38,8 +51,10 @@ def acefl_(
       acefl compare                      six methods on real data, and a report
       acefl compare --task quadratic     the same where everything is known
       acefl run --method ACE --lr 0.25   one method, one seed
-      acefl tune --method ASGD           find a learning rate
+      acefl tune --method ASGD           find a learning rate, and tau or buffer
       acefl sweep grid.toml              a grid of runs, gone on with if killed
+      acefl advise RUN                   which method fits these clients?
+      acefl leaderboard --quick          all methods on a fixed set of scenarios
       acefl diagnose                     how wrong is each method's update, and why
       acefl plan --params 11M --clients 1000   what the table will cost
       acefl replay RUN --method ACE      what would ACE have done with this run?

@@ -17,9 +17,9 @@ __all__ = ["build", "summary_table"]
 
 def build(directory: Path, out: Path | None = None) -> Path:
     """Write the page for a recorded directory and return where it is (`DIRECTORY/report.html` by default)."""
-    from acefl.report import diagnosis_page, halving, page, recorded
+    from acefl.report import boards, diagnosis_page, halving, page, recorded
 
-    for name, own in (("diagnose.json", diagnosis_page), ("tuning.json", halving)):
+    for name, own in (("diagnose.json", diagnosis_page), ("tuning.json", halving), ("leaderboard.json", boards)):
         if (Path(directory) / name).exists():
             return own.build(Path(directory), out)
     return page.write(recorded.load(directory), Path(out) if out is not None else Path(directory) / "report.html")
