@@ -18,8 +18,7 @@ demo: $(STAMP) ## compare all methods on real data (about three minutes), then s
 	$(BIN)/acefl compare --out demo
 	@echo "The report: $(CURDIR)/demo/report.html"
 
-demo-flower: $(STAMP) ## the same methods in a real Flower federation on this machine
-	@test -f examples/flower-digits/demo.py || { echo "the Flower example is not written yet" >&2; exit 1; }
+demo-flower: $(STAMP) ## a real Flower federation on this machine: one slow node, one that dies and comes back (some minutes)
 	$(BIN)/python examples/flower-digits/demo.py
 
 test: lint types ## lint, types, then all tests but the slow ones, with coverage
@@ -56,5 +55,5 @@ lock: $(STAMP) ## write requirements.lock anew from what is installed in .venv
 	@mv requirements.lock.new requirements.lock
 
 clean: ## remove caches and what the commands wrote; keep .venv
-	rm -rf build dist site demo .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist site demo demo-flower demo-flower-processes .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

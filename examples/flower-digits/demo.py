@@ -9,13 +9,15 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import signal
 import sys
 import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-from acefl.fleets.flower.loopback import Loopback, free_port
+from acefl.errors import AceflError
+from acefl.fleets.flower.loopback import ASKS_EVERY, Loopback, free_port
 
 HERE = Path(__file__).parent
 NODES, SLOW, KILLED = 4, 3, 2
@@ -24,10 +26,12 @@ LEASE = 75.0  # seconds before the SuperLink lets a node that crashed come back;
 
 def main() -> int:
     logging.basicConfig(level=logging.ERROR)
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C does: leave by the way that ends all processes
+        signal.signal(ending, lambda number, _: sys.exit(128 + number))
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("--out", type=Path, default=Path("demo-flower"), help="directory of the record and its report")
     options.add_argument("--arrivals", type=int, default=80, help="end after so many updates")
-    options.add_argument("--minutes", type=float, default=15.0, help="give up after so long")
+    options.add_argument("--minutes", type=float, default=30.0, help="give up after so long")
     given = options.parse_args()
     out, live = given.out.resolve(), free_port()
     until = time.monotonic() + 60 * given.minutes
@@ -43,11 +47,11 @@ def main() -> int:
             HERE,
             {"arrivals": given.arrivals, "nodes": NODES, "work-seconds": 1.0, "out": str(out), "live": live},
         )
-        wait_for(live, given.arrivals // 5, until)
+        wait_for(federation, run, live, given.arrivals // 5, until)
         federation.kill_node(KILLED)
         killed = time.monotonic()
         say(f"node {KILLED} killed; training goes on")
-        wait_for(live, given.arrivals // 2, until, at_least=killed + LEASE)
+        wait_for(federation, run, live, given.arrivals // 2, until, at_least=killed + LEASE)
         federation.restart_node(KILLED)
         say(f"node {KILLED} started again")
         status = federation.wait(run, max(1.0, until - time.monotonic()))
@@ -59,11 +63,17 @@ def main() -> int:
     return 0
 
 
-def wait_for(port: int, arrivals: int, until: float, at_least: float = 0.0) -> None:
+def wait_for(federation: Loopback, run: str, port: int, arrivals: int, until: float, at_least: float = 0.0) -> None:
     """Until so many updates have been taken in, and until `at_least`; says how it goes."""
-    shown = -1
+    shown, heard = -1, time.monotonic()
     while time.monotonic() < until:
         state = look(port)
+        if state["arrivals"]:
+            heard = time.monotonic()
+        elif time.monotonic() - heard > ASKS_EVERY:
+            if federation.is_over(run):
+                raise SystemExit(f"the run ended before its time; logs are in {federation.folder}")
+            heard = time.monotonic()
         if state["arrivals"] // 10 != shown // 10:
             shown = state["arrivals"]
             counts = [client["arrivals"] for client in state["clients"]]
@@ -89,4 +99,7 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except AceflError as error:
+        sys.exit(str(error))

@@ -124,6 +124,38 @@ def test_training_never_waits_for_an_evaluation(tmp_path: Path) -> None:
     assert len(judged) < 30, "an evaluation that was due while another was going on was queued up"
 
 
+def test_training_never_waits_for_what_the_nodes_think_of_the_model() -> None:
+    """The nodes are asked early on, and their findings do not come until the whole budget is spent."""
+    arrivals = 0
+    trained = threading.Event()
+
+    class SlowJudges(ReadyGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            [message_id] = message_ids
+            if self.waiting[message_id].metadata.message_type == "evaluate":
+                assert trained.wait(LIMIT), "training waits for this"
+            return super().pull_messages([message_id])
+
+    class Watch:
+        def arrived(self, arrival: object, reason: str) -> None:
+            nonlocal arrivals
+            arrivals += 1
+            if arrivals >= 40:
+                trained.set()
+
+        def stepped(self, step: object, server: object) -> None: ...
+
+        def evaluated(self, row: dict[str, float]) -> None: ...
+
+    result = run_async(
+        SlowJudges(client_app), ACE(warmup="seen"), ARRAYS, lr=0.1, stop=Stop(arrivals=40), nodes=CLIENTS, surveys=4,
+        observers=[Watch()], drain=LIMIT,
+    )  # fmt: skip
+    asked = sorted(result.evaluate_metrics_clientapp)
+    assert len(asked) == 4
+    assert asked[0] <= 20, "the nodes were asked only when training was over"
+
+
 def test_a_node_that_stops_in_mid_upload_holds_up_nobody_else() -> None:
     upload = threading.Event()
 

@@ -33,6 +33,7 @@ SETTINGS = {
     "OMP_NUM_THREADS": "1",
 }
 NAME = "loopback"
+ASKS_EVERY = 60.0  # seconds between questions about a run of which nothing is heard; each takes seconds itself
 STARTS_WITHIN = 180.0  # seconds: generous, since a busy machine takes a minute to import everything
 
 
@@ -75,6 +76,8 @@ class Loopback:
     def _start_superlink(self) -> None:
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
+        for old in self.folder.glob("*.log"):  # of an earlier federation in the same folder
+            old.unlink()
         address = f'address = "127.0.0.1:{self.port}"'
         trust = f'root-certificates = "{self.folder / "ca.crt"}"' if self.secure else "insecure = true"
         (home / "config.toml").write_text(
@@ -103,7 +106,7 @@ class Loopback:
         security = ["--insecure"]
         if self.secure:
             key = self.folder / f"node-{number}"
-            if not key.exists():
+            if number not in self._node_settings:
                 make_key(key)
                 self.flwr("supernode", "register", f"{key}.pub", NAME)
             security = ["--root-certificates", str(self.folder / "ca.crt"), "--auth-supernode-private-key", str(key)]
@@ -143,13 +146,27 @@ class Loopback:
         return str(found["status"])
 
     def wait(self, run: str, seconds: float) -> str:
-        """Wait until a run is over; its last status. Looks at the SuperLink's log, since `flwr list` takes seconds."""
+        """Wait until a run is over; its last status.
+
+        Looks at the SuperLink's log, since `flwr list` takes seconds, and asks now and then nevertheless: a ServerApp
+        that stopped without a word (killed, or frozen for a minute) leaves no such line.
+        """
         until = time.monotonic() + seconds
+        ask = time.monotonic() + ASKS_EVERY
         while not re.search(rf"Finished task \d+ of run {run}", self.log("superlink")):
-            if time.monotonic() > until:
-                raise AceflError(f"run {run} is not over after {seconds:g} s:\n{self.log('superlink')}")
+            now = time.monotonic()
+            if now > until:
+                raise AceflError(f"run {run} is not over after {seconds:.0f} s; logs are in {self.folder}")
+            if now > ask:
+                if self.is_over(run):
+                    break
+                ask = time.monotonic() + ASKS_EVERY
             time.sleep(0.3)
         return self.status(run)
+
+    def is_over(self, run: str) -> bool:
+        """Whether a run has ended, well or badly. Takes seconds."""
+        return self.status(run).startswith("finished")
 
     def log(self, name: str) -> str:
         """What a process has printed: `superlink` (with the ServerApp's output) or `node-N`."""
