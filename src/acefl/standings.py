@@ -66,7 +66,7 @@ class Board:
         """Everybody in one scenario, the best first; who diverged on a seed comes last."""
         metric = by_key(key)
         scored = {
-            method: (row, _scores(row["finals"][key], metric))
+            method: (row, scores_of(row["finals"][key], metric))
             for method in self.methods
             if (row := self.cell(task, scenario, method)) is not None and key in row["finals"]
         }
@@ -132,7 +132,7 @@ def written(standing: Standing | None, metric: Metric, bold: str = "") -> str:
     return f"{bold}{text}{bold}" if standing.first else text
 
 
-def _scores(values: Sequence[float | None], metric: Metric) -> list[float]:
+def scores_of(values: Sequence[float | None], metric: Metric) -> list[float]:
     """Smaller is better; in logs where the metric spans orders of magnitude."""
     known = [math.nan if value is None else float(value) for value in values]
     if any(map(math.isnan, known)):

@@ -1,0 +1,101 @@
+"""Do our own ideas beat ACE, ACED and CA2FL, at equal arrivals and with equal tuning?
+
+    python experiments/ideas/study.py --workers 16     # everything: board/ and results.json beside this file
+    python experiments/ideas/study.py --quick          # that it works, in a minute; into a temporary directory
+    python experiments/ideas/study.py --show           # the tables of what is recorded
+
+The leaderboard's six scenarios, two tasks and five seeds; every method is tuned in every cell with the same budget.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1]))  # so that worker processes find experiments.ideas.ideas
+
+from acefl.advise import OBJECTIVES  # noqa: E402
+from acefl.leaderboard import leaderboard  # noqa: E402
+from acefl.report.metrics import by_key  # noqa: E402
+from acefl.rules import parse  # noqa: E402
+from acefl.standings import Board, half_width, scores_of  # noqa: E402
+
+KNOWN = ("ACE", "ACED", "CA2FL")
+IDEAS = ("DampedACE", "FadingACED", "MomentumACE")
+ARRIVALS, BUDGET = 6000, 8.0
+
+
+def run(out: Path, workers: int | None, quick: bool) -> Path:
+    """Fill the board; called again it goes on."""
+    rules = [*map(parse, KNOWN), *(parse(f"experiments.ideas.ideas:{name}") for name in IDEAS)]
+    return leaderboard(
+        rules,
+        out=out,
+        only=True,
+        arrivals=ARRIVALS,
+        budget=BUDGET,
+        quick=quick,
+        workers=workers,
+        progress=lambda done, known, last: print(f"{done}/{known} {last}", file=sys.stderr),
+    )
+
+
+def tables(board: Board) -> str:
+    """Scores, and where an idea beats all three known methods by more than the paired 95 % interval."""
+    parts = []
+    for task, key in OBJECTIVES.items():
+        parts.append(f"### {task}: {key}\n\n{board.markdown(task, key)}")
+    wins = [line for task in board.tasks for line in _wins(board, task)]
+    parts.append("### Where an idea beats all three\n\n" + ("\n".join(wins) or "Nowhere."))
+    return "\n\n".join([*parts, f"{board.cost}."])
+
+
+def _wins(board: Board, task: str) -> list[str]:
+    key = OBJECTIVES[task]
+    lines = []
+    for scenario in board.scenarios:
+        metric = by_key(key)
+        scores = {one.method: scores_of(one.row["finals"][key], metric) for one in board.column(task, scenario, key)}
+        for idea in IDEAS:
+            if not all(map(math.isfinite, scores[idea])):
+                continue
+            leads = [_surely_ahead(scores[idea], scores[known]) for known in KNOWN]
+            if min(leads) > 0:
+                ahead = f"a factor of {math.exp(min(leads)):.3g}" if metric.log else f"{min(leads):.3g}"
+                lines.append(f"- {idea}, {task}, {scenario}: by {ahead} or more.")
+    return lines
+
+
+def _surely_ahead(own: list[float], other: list[float]) -> float:
+    """The lower end of the paired 95 % interval by which scores, of which less is better, are below another's."""
+    if not all(map(math.isfinite, other)):
+        return math.inf
+    apart = [theirs - mine for mine, theirs in zip(own, other, strict=True)]
+    return sum(apart) / len(apart) - half_width(apart)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--workers", type=int, default=None)
+    options.add_argument("--quick", action="store_true")
+    options.add_argument("--show", action="store_true")
+    chosen = options.parse_args()
+    if chosen.show:
+        print(tables(Board.read(HERE)))
+        return
+    if chosen.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            print(tables(Board.read(run(Path(folder) / "board", chosen.workers, quick=True))))
+        return
+    out = run(HERE / "board", chosen.workers, quick=False)
+    shutil.copy(out / "leaderboard.json", HERE / "leaderboard.json")
+    print(tables(Board.read(HERE)))
+
+
+if __name__ == "__main__":
+    main()
