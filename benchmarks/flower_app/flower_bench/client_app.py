@@ -15,6 +15,7 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
+    began = time.time()
     time.sleep(float(context.run_config["work-seconds"]) * float(context.node_config.get("slowness", 1)))
     model = torch.from_numpy(message.content["arrays"]["w"].numpy())
-    return answer(message, context, model * 0.1)
+    return answer(message, context, model * 0.1, {"began_work": began, "ended_work": time.time()})

@@ -49,7 +49,7 @@ class TimedGrid:
                     "began": began,
                     "ended": time.time(),
                     "looked_before": self._looked[message_id],
-                    "created": answer.metadata.created_at,
+                    **dict(answer.content.metric_records["metrics"] if not answer.has_error() else {}),
                 }
             )
         self._looked[message_id] = began
