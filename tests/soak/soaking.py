@@ -109,9 +109,10 @@ def live(task: tasks.Task, room: Path) -> None:
 
 
 def resident() -> int:
-    """Bytes of memory this process has for itself: what it shares with its parent would hide what grows."""
-    fields = dict(line.split(":") for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
-    return 1024 * int(fields["Pss"].split()[0])
+    """Bytes of memory this process has. Pages it still shares with its parent count in full: else it would seem to
+    grow by merely touching them."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return 1024 * int(fields["RssAnon"].split()[0])
 
 
 def soak(minutes: float, seed: int) -> dict[str, Any]:
