@@ -88,5 +88,5 @@ def thin(count: int, most: int = POINTS) -> np.ndarray:
 def seeds_said(count: int) -> str:
     """How the spread over seeds is shown, in words for a caption."""
     if count < 2:
-        return "One seed, so no spread is known."
+        return "One run, so no spread is known."
     return f"Line: mean over {count} seeds; band: lowest to highest seed."

@@ -64,7 +64,10 @@ def looks(methods: list[Method]) -> dict[str, Look]:
 def log_ticks(low: float, high: float) -> dict[str, Any]:
     """Ticks of a log axis that read as whole numbers: 1, 2, 5, 10 over a short range, powers of ten over a long one."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    digits = (1, 2, 5) if last - first <= 4 else (1,)
+    if high < 3 * low:  # so short that 1, 2, 5 may all lie outside
+        digits: tuple[int, ...] = tuple(range(1, 10))
+    else:
+        digits = (1, 2, 5) if last - first <= 4 else (1,)
     every = max(1, round((last - first) / 8))
     marks = [digit * 10.0**power for power in range(first, last + 1, every) for digit in digits]
     text = [f"{mark:,g}" if len(digits) > 1 else f"10<sup>{round(math.log10(mark))}</sup>" for mark in marks]
