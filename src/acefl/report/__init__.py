@@ -19,9 +19,10 @@ def build(directory: Path, out: Path | None = None) -> Path:
     """Write the page for a recorded directory and return where it is (`DIRECTORY/report.html` by default)."""
     from acefl.report import boards, diagnosis_page, halving, page, recorded
 
-    for name, own in (("diagnose.json", diagnosis_page), ("tuning.json", halving), ("leaderboard.json", boards)):
+    kinds = {"diagnose.json": diagnosis_page.build, "tuning.json": halving.build, "leaderboard.json": boards.build}
+    for name, own in kinds.items():
         if (Path(directory) / name).exists():
-            return own.build(Path(directory), out)
+            return own(Path(directory), out)
     return page.write(recorded.load(directory), Path(out) if out is not None else Path(directory) / "report.html")
 
 
