@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from experiments.ideas.ideas import DampedACE, FadingACED, MomentumACE
 
 from acefl import ACE, Scenario, Stop, simulate, tasks
 from acefl.testing import LAWS
-from experiments.ideas.ideas import DampedACE, FadingACED, MomentumACE
 
 IDEAS = [DampedACE(), FadingACED(tau=3), MomentumACE(blend=0.3)]
 

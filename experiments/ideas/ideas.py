@@ -1,7 +1,7 @@
 """Ideas of our own about ACE's and ACED's weak sides, outside the library, in one file.
 
-ACE's rows are up to a round trip of the slowest client old; ACED leaves slow clients out. Each class here is settings as
-`acefl` takes them by name: `acefl compare --method experiments.ideas.ideas:FadingACED`.
+ACE's rows are up to a round trip of the slowest client old; ACED leaves slow clients out. Each class here is settings
+as `acefl` takes them by name: `acefl compare --method experiments.ideas.ideas:FadingACED`.
 """
 
 from __future__ import annotations

@@ -62,12 +62,12 @@ class Board:
     def cell(self, task: str, scenario: str, method: str) -> Mapping[str, Any] | None:
         return self._cells.get((task, scenario, method))
 
-    def column(self, task: str, scenario: str, key: str) -> list[Standing]:
-        """Everybody in one scenario, the best first; who diverged on a seed comes last."""
+    def column(self, task: str, scenario: str, key: str, among: Sequence[str] | None = None) -> list[Standing]:
+        """Everybody in one scenario, or some, the best of them first; who diverged on a seed comes last."""
         metric = by_key(key)
         scored = {
             method: (row, scores_of(row["finals"][key], metric))
-            for method in self.methods
+            for method in (self.methods if among is None else among)
             if (row := self.cell(task, scenario, method)) is not None and key in row["finals"]
         }
         order = sorted(scored, key=lambda method: statistics.fmean(scored[method][1]))
