@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from acefl import reproduce
+from acefl import reproduce, tasks
 from acefl.cli import main
 from acefl.commands import reproduce as command
 from acefl.errors import InvalidInput
@@ -185,6 +185,12 @@ def test_a_line_cut_off_by_a_crash_is_made_again(tmp_path: Path) -> None:
     }
 
 
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "results.jsonl").write_text('{"task": "digits", "accuracy": 0.9}\n')
+    with pytest.raises(InvalidInput, match="line 1: not a record of a run"):
+        Ledger(tmp_path / "results.jsonl")
+
+
 def test_a_run_that_two_recipes_share_is_made_once(tmp_path: Path) -> None:
     plan = [planned_digits("a", "ACE"), planned_digits("b", "ACE")]
     outcome = runner.run(plan, {"a": tmp_path / "a", "b": tmp_path / "b"}, workers=1)
@@ -199,10 +205,14 @@ def test_nothing_is_started_after_the_limit(tmp_path: Path) -> None:
     assert (outcome.done, outcome.left) == (0, 1)
 
 
-def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
-    broken = planned_digits("a", "ACE", **{"task.model": "softmax", "task.batch": "x"})
-    outcome = runner.run([broken, planned_digits("a", "ASGD")], {"a": tmp_path}, workers=1)
-    assert (outcome.done, len(outcome.failed)) == (1, 1)
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(**settings: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setitem(tasks.TASKS, "large", out_of_memory)
+    plan = [planned_digits("a", "ACE", **{"task.name": "large"}), planned_digits("a", "ASGD")]
+    outcome = runner.run(plan, {"a": tmp_path}, workers=1)
+    assert (outcome.done, list(outcome.failed.values())) == (1, ["RuntimeError: out of memory"])
 
 
 def test_settings_that_cannot_work_end_in_one_line(tmp_path: Path) -> None:

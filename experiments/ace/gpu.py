@@ -1,7 +1,7 @@
 """The recorded GPU runs, in stages, the most wanted first; goes on where it stopped.
 
     PYTHONPATH=src:. python3 experiments/ace/gpu.py --out DIR --limit SECONDS [--workers N] [--stages main0,quant0]
-    PYTHONPATH=src:. python3 experiments/ace/gpu.py --merge DIR      # add DIR's records to this folder, write the pages
+    PYTHONPATH=src:. python3 experiments/ace/gpu.py --merge DIR   # add DIR's records to recorded/, write the pages
 
 Stages whose data are not there are left out. `gpu.sh` beside this file calls it on the lent machine.
 """
@@ -24,6 +24,12 @@ HERE = Path(__file__).parent
 DATA = {"cifar10": "carry/cifar10", "cifar100": "carry/cifar100", "news20": "carry/news"}
 ENCODER = "carry/encoder"
 CORNERS = ((0.1, 30.0), (10.0, 30.0), (0.3, 5.0), (10.0, 1.0), (0.1, 1.0))
+COMMAND = "bash experiments/ace/gpu.sh SECONDS"
+SMALLER = (
+    "Made with 20,000 of the 50,000 training images and all 10,000 test images: what travels to the GPU. A client has "
+    "200 images on average, where the paper's have 500."
+)
+REMARKS = {"cifar10": [SMALLER], "cifar100": [SMALLER]}
 
 Wanted = Callable[[dict[str, Any]], bool]  # by an entry's labels
 EVERYTHING: Wanted = lambda labels: True  # noqa: E731
@@ -127,11 +133,11 @@ def _decode() -> None:
 
 def merge(records: Path) -> None:
     for folder in sorted(path for path in records.iterdir() if (path / "results.jsonl").exists()):
-        out = HERE / folder.name
-        out.mkdir(exist_ok=True)
-        if not (out / "reproduce.json").exists():
-            command = f"acefl reproduce {folder.name} --device cuda --data DIR   # by experiments/ace/gpu.sh"
-            write_json(out / "reproduce.json", {"format": FORMAT, "recipe": folder.name, "commands": [command]})
+        out = HERE / "recorded" / folder.name
+        out.mkdir(parents=True, exist_ok=True)
+        data = str(reproduce.recipe(folder.name).data)
+        note = {"format": FORMAT, "recipe": folder.name, "commands": [COMMAND], "remarks": REMARKS.get(data, [])}
+        write_json(out / "reproduce.json", note)
         print(folder.name, reproduce.merge([folder / "results.jsonl"], out), "new records")
         reproduce.write_page(out)
 

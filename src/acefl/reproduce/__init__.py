@@ -83,15 +83,18 @@ def write_page(out: Path) -> Path:
 
     note = read_json(out / _NOTE)
     records = list(Ledger(out / "results.jsonl").records.values())
-    return build(recipe(str(note.get("recipe"))), out, records, [str(c) for c in note.get("commands", [])])
+    commands, remarks = ([str(line) for line in note.get(key, [])] for key in ("commands", "remarks"))
+    return build(recipe(str(note.get("recipe"))), out, records, commands, remarks)
 
 
 def _claim(out: Path, name: str, command: str) -> None:
     """Write down whose directory this is; one that holds another recipe, or something else, is refused."""
     path = out / _NOTE
     commands: list[str] = []
+    remarks: list[str] = []
     if path.exists():
         note = read_json(path)
+        remarks = list(note.get("remarks", []))
         require(note.get("recipe") == name, f"{out} holds recipe {note.get('recipe')}; allowed: a directory of its own")
         commands = list(note.get("commands", []))
     else:
@@ -101,7 +104,7 @@ def _claim(out: Path, name: str, command: str) -> None:
         out.mkdir(parents=True, exist_ok=True)
     if command not in commands:
         commands.append(command)
-    write_json(path, {"format": FORMAT, "recipe": name, "commands": commands})
+    write_json(path, {"format": FORMAT, "recipe": name, "commands": commands, "remarks": remarks})
 
 
 def merge(lines: Sequence[Path], out: Path) -> int:

@@ -75,8 +75,14 @@ class Page:
         return path
 
 
-def build(recipe: Recipe, folder: Path, records: Sequence[Mapping[str, Any]], commands: Sequence[str]) -> Path:
-    """The recipe's page from its records alone."""
+def build(
+    recipe: Recipe,
+    folder: Path,
+    records: Sequence[Mapping[str, Any]],
+    commands: Sequence[str],
+    remarks: Sequence[str] = (),
+) -> Path:
+    """The recipe's page from its records alone; remarks are about how these were made."""
     results = Results(dict(record) for record in records)
     page = Page(folder)
     page.text(f"# {recipe.title}", "", f"The paper's {recipe.source}, made by `acefl reproduce {recipe.name}`.")
@@ -84,17 +90,22 @@ def build(recipe: Recipe, folder: Path, records: Sequence[Mapping[str, Any]], co
         page.text("Commands:", "", *[f"    {command}" for command in commands])
     if results.records:
         page.text(_provenance(results))
-    for note in recipe.notes:
-        page.text(f"- {note}")
+    page.text(*[f"- {note}" for note in (*recipe.notes, *remarks)])
     recipe.report(results, page)
     if recipe.claims:
-        page.text("## What the paper says, and what came out")
+        page.text("## What the paper says, and what came out", *(["", _ONE_SEED] if results.seeds == 1 else []))
         said = [(claim.text, claim.verdict(results) or "not run") for claim in recipe.claims]
         page.table(["the paper", "here"], said)
     page.text(
         "Every number is the mean over the runs in `results.jsonl`: one line per run, with its settings and curve."
     )
     return page.write()
+
+
+_ONE_SEED = (
+    "Some of this is one seed only, so how far seeds differ is not known: verdicts on small differences are no "
+    "findings."
+)
 
 
 def _provenance(results: Results) -> str:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from acefl.errors import InvalidInput
+from acefl.errors import require
 from acefl.record import plain
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Record = dict[str, Any]
+_ORDER = ("ACE", "ACED", "CA2FL", "FedBuff", "DelayAdaptiveASGD", "ASGD")  # of methods, in every table and legend
 
 
 class Ledger:
@@ -27,10 +29,11 @@ class Ledger:
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
                 try:
                     record = json.loads(line)
-                    self.records[record["cell"]] = record
-                except (ValueError, KeyError, TypeError):
-                    if line and not line.startswith("{"):
-                        raise InvalidInput(f"{path}, line {number}: not a record of a run") from None
+                except ValueError:
+                    continue
+                known = isinstance(record, dict) and isinstance(record.get("cell"), str)
+                require(known, f"{path}, line {number}: not a record of a run of acefl reproduce")
+                self.records[record["cell"]] = record
 
     def add(self, record: Record) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,8 +61,15 @@ class Results:
         return Results(r for r in self.records if all(r["labels"].get(key) == value for key, value in labels.items()))
 
     def having(self, label: str) -> list[Any]:
-        """The values a label takes, in the order they were recorded in."""
-        return list(dict.fromkeys(r["labels"][label] for r in self.records if label in r["labels"]))
+        """The values a label takes: methods in their usual order, others in the order they were recorded in."""
+        found = list(dict.fromkeys(r["labels"][label] for r in self.records if label in r["labels"]))
+        return sorted(found, key=lambda value: _ORDER.index(value) if value in _ORDER else len(_ORDER))
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds there are of the entry that has fewest."""
+        counts = Counter(json.dumps(r["labels"], sort_keys=True) for r in self.records)
+        return min(counts.values(), default=0)
 
     def frame(self) -> pd.DataFrame:
         import pandas as pd

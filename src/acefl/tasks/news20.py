@@ -166,7 +166,7 @@ def _network(model: str) -> nn.Module:
     settings = {"num_labels": CLASSES, "attn_implementation": "eager"}
     network: nn.Module
     if model == TINY:
-        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+        sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
         network = library.BertForSequenceClassification(library.BertConfig(vocab_size=_TINY_WORDS, **sizes, **settings))
     else:
         network = _pretrained(library.AutoModelForSequenceClassification, model, **settings)
