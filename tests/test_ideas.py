@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from experiments.ideas import study
 from experiments.ideas.ideas import DampedACE, FadingACED, MomentumACE
+from experiments.leaderboard.publish import filled
 
 from acefl import ACE, Scenario, Stop, simulate, tasks
+from acefl.standings import Board
 from acefl.testing import LAWS
 
 IDEAS = [DampedACE(), FadingACED(tau=3), MomentumACE(blend=0.3)]
@@ -31,3 +34,23 @@ def test_without_its_idea_each_is_ace() -> None:
         assert _gap(off) == pytest.approx(ace, rel=1e-4)
     for on in (MomentumACE(blend=0.3), FadingACED(tau=3), DampedACE()):
         assert _gap(on) != pytest.approx(ace, rel=1e-4)
+
+
+def test_the_readme_shows_what_is_recorded() -> None:
+    text = (study.HERE / "README.md").read_text(encoding="utf-8")
+    said = study.tables(Board.read(study.HERE)) if (study.HERE / "leaderboard.json").exists() else "Not recorded yet."
+    assert filled(text, "results", said) == text
+
+
+def test_an_idea_wins_only_where_it_is_ahead_of_all_three_on_seed_after_seed() -> None:
+    base = [1.0, 5.0, 9.0, 2.0, 7.0]
+    steady, two_of_three = [v - 0.5 + 0.01 * v for v in base], [v - 0.1 for v in base]
+    finals = {"ACE": base, "ACED": base, "CA2FL": [v - 0.2 for v in base], "DampedACE": steady}
+    finals |= {"FadingACED": two_of_three, "MomentumACE": [None] * 5}
+    rows = [
+        {"task": "digits", "scenario": "equal", "method": name, "finals": {"client_loss": values}}
+        for name, values in finals.items()
+    ]
+    board = Board({"tasks": {"digits": {}}, "scenarios": {"equal": {}}, "rows": rows})
+    [win] = study._wins(board, "digits")
+    assert win.startswith("- DampedACE, digits, equal: by 0.2")

@@ -1,6 +1,6 @@
 """Do our own ideas beat ACE, ACED and CA2FL, at equal arrivals and with equal tuning?
 
-    python experiments/ideas/study.py --workers 16     # everything: board/ and results.json beside this file
+    python experiments/ideas/study.py --workers 16     # everything: board/, leaderboard.json and README.md here
     python experiments/ideas/study.py --quick          # that it works, in a minute; into a temporary directory
     python experiments/ideas/study.py --show           # the tables of what is recorded
 
@@ -18,6 +18,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))  # so that worker processes find experiments.ideas.ideas
+
+from experiments.leaderboard.publish import filled  # noqa: E402
 
 from acefl.advise import OBJECTIVES  # noqa: E402
 from acefl.leaderboard import leaderboard  # noqa: E402
@@ -94,6 +96,8 @@ def main() -> None:
         return
     out = run(HERE / "board", chosen.workers, quick=False)
     shutil.copy(out / "leaderboard.json", HERE / "leaderboard.json")
+    readme = HERE / "README.md"
+    readme.write_text(filled(readme.read_text(encoding="utf-8"), "results", tables(Board.read(HERE))), encoding="utf-8")
     print(tables(Board.read(HERE)))
 
 
