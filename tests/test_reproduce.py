@@ -59,9 +59,13 @@ def tiny(name: str, data: Path, form: str) -> Request:
 
 
 EVERY = [(name, reproduce.recipe(name).forms[0]) for name in reproduce.NAMES] + [("quantization", "tuned")]
+LONG = ("amplification",)  # tunes six methods in three scenarios
 
 
-@pytest.mark.parametrize(("name", "form"), EVERY, ids=[f"{name}-{form}" for name, form in EVERY])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [pytest.param(*one, id="-".join(one), marks=[pytest.mark.slow] if one[0] in LONG else []) for one in EVERY],
+)
 def test_every_recipe_runs_records_and_reports(name: str, form: str, data: Path, tmp_path: Path) -> None:
     request = tiny(name, data, form)
     outcome = reproduce.reproduce(name, request, tmp_path, command="acefl reproduce", workers=1)
