@@ -1,9 +1,10 @@
 """The recorded GPU runs, in stages, the most wanted first; goes on where it stopped.
 
     PYTHONPATH=src:. python3 experiments/ace/gpu.py --out DIR --limit SECONDS [--workers N] [--stages main0,quant0]
-    PYTHONPATH=src:. python3 experiments/ace/gpu.py --merge DIR   # add DIR's records to recorded/, write the pages
+    PYTHONPATH=src:. python3 experiments/ace/gpu.py --merge DIR...   # add their records to recorded/, write the pages
 
-Stages whose data are not there are left out. `gpu.sh` beside this file calls it on the lent machine.
+Stages whose data are not there are left out; one `--out` takes stages of one model. `gpu.sh` beside this file calls it
+on the lent machine.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from typing import Any
 
 from acefl import reproduce
 from acefl.record import FORMAT, write_json
-from acefl.reproduce import runner
-from acefl.reproduce.plan import Planned
+from acefl.reproduce import page, runner
+from acefl.reproduce.plan import Planned, Recipe
+from acefl.reproduce.records import Ledger
 
 HERE = Path(__file__).parent
 DATA = {"cifar10": "carry/cifar10", "cifar100": "carry/cifar100", "news20": "carry/news"}
 ENCODER = "carry/encoder"
+START = "carry/start.safetensors"  # what pretrain.py leaves
 CORNERS = ((0.1, 30.0), (10.0, 30.0), (0.3, 5.0), (10.0, 1.0), (0.1, 1.0))
-COMMAND = "bash experiments/ace/gpu.sh SECONDS"
+COMMAND = "bash experiments/ace/gpu.sh SECONDS STAGES"
 SMALLER = (
     "Made with 20,000 of the 50,000 training images and all 10,000 test images: what travels to the GPU. A client has "
     "200 images on average, where the paper's have 500."
@@ -43,49 +46,67 @@ def _small_news(update: str, clock: str) -> Wanted:
     return lambda labels: (labels["size"], labels["update"], labels["clock"]) == ("n = 20, T = 100", update, clock)
 
 
+def _large_news(labels: dict[str, Any]) -> bool:
+    return labels["size"] == "n = 100, T = 500" and labels["alpha"] == 0.1
+
+
 def _corner(labels: dict[str, Any]) -> bool:
     return (labels["alpha"], labels["beta"]) in CORNERS
 
 
+def _many_leave(labels: dict[str, Any]) -> bool:
+    return labels["part"] == "methods" and labels["dropout"] in (0.0, 0.5, 0.7)
+
+
+CNN, NEWS = {"model": "cnn"}, {"evaluations": 4}
+TUNED = {"form": "tuned", "seeds": (0, 1, 2)}
+
 # stage -> recipe, what to ask of it, which of its entries
 STAGES: dict[str, tuple[str, dict[str, Any], Wanted]] = {
     "main0": ("cifar10-main", {"seeds": (0,)}, lambda labels: labels["clock"] != "sampled"),
-    "quant0": ("quantization", {"seeds": (0,)}, EVERYTHING),
-    "news": ("news20-table", {"seeds": (0, 1, 2, 3, 4), "evaluations": 4}, _small_news("adamw", "tick")),
-    "dropout0": ("dropout", {"seeds": (0,)}, EVERYTHING),
-    "heat-cnn": ("cifar100-heatmap", {"seeds": (0,), "model": "cnn"}, _corner),
-    "amp": ("amplification", {"form": "tuned", "seeds": (0, 1, 2), "model": "cnn"}, EVERYTHING),
-    "readings": ("readings", {"seeds": (0,)}, EVERYTHING),
-    "seeds12": ("cifar10-main", {"seeds": (1, 2)}, _on("tick")),
-    "tuned": ("cifar10-main", {"form": "tuned", "seeds": (0, 1, 2), "model": "cnn"}, EVERYTHING),
+    "main1": ("cifar10-main", {"seeds": (1,)}, _on("tick")),
+    "main2": ("cifar10-main", {"seeds": (2,)}, _on("tick")),
+    "main34": ("cifar10-main", {"seeds": (3, 4)}, _on("tick")),
     "sampled": ("cifar10-main", {"seeds": (0,)}, _on("sampled")),
+    "tuned": ("cifar10-main", TUNED | CNN, _on("tick")),
+    "main-cnn": ("cifar10-main", {"seeds": (0, 1, 2, 3, 4)} | CNN, _on("tick")),
+    "quant0": ("quantization", {"seeds": (0,)}, EVERYTHING),
+    "quant12": ("quantization", {"seeds": (1, 2)}, EVERYTHING),
+    "dropout0": ("dropout", {"seeds": (0,)}, EVERYTHING),
+    "dropout12": ("dropout", {"seeds": (1, 2)}, _many_leave),
+    "dropout-cnn": ("dropout", {"seeds": (0, 1, 2, 3, 4)} | CNN, EVERYTHING),
+    "readings": ("readings", {"seeds": (0,)}, EVERYTHING),
+    "pretrained": ("readings", {"seeds": (0,), "start": START}, lambda labels: "pre-trained" in labels["change"]),
     "heat0": ("cifar100-heatmap", {"seeds": (0,)}, lambda labels: _corner(labels) and labels["beta"] > 1),
-    "news-event": ("news20-table", {"seeds": (0,), "evaluations": 4}, _small_news("adamw", "event")),
-    "news-gradient": ("news20-table", {"seeds": (0,), "evaluations": 4}, _small_news("gradient", "tick")),
-    "quant": ("quantization", {"seeds": (1, 2, 3, 4)}, EVERYTHING),
-    "seeds34": ("cifar10-main", {"seeds": (3, 4)}, _on("tick")),
-    "dropout": ("dropout", {"seeds": (1, 2, 3, 4)}, EVERYTHING),
-    "main-cnn": ("cifar10-main", {"seeds": (0, 1, 2, 3, 4), "model": "cnn"}, _on("tick")),
-    "dropout-cnn": ("dropout", {"seeds": (0, 1, 2, 3, 4), "model": "cnn"}, EVERYTHING),
-    "news100": (
-        "news20-table",
-        {"seeds": (0,), "evaluations": 4},
-        lambda labels: labels["size"] == "n = 100, T = 500" and labels["alpha"] == 0.1,
-    ),
-    "amp-news": ("amplification", {"form": "tuned", "seeds": (0,), "model": ENCODER, "evaluations": 4}, EVERYTHING),
-    "extended-cnn": ("cifar10-extended", {"seeds": (0, 1, 2), "model": "cnn"}, EVERYTHING),
+    "heat-cnn": ("cifar100-heatmap", {"seeds": (0,)} | CNN, _corner),
+    "amp": ("amplification", TUNED | CNN, EVERYTHING),
+    "ideas": ("ideas-cifar10", {"form": "tuned", "seeds": (0, 1, 2, 3, 4)} | CNN, EVERYTHING),
+    "news": ("news20-table", {"seeds": (0, 1, 2, 3, 4)} | NEWS, _small_news("adamw", "tick")),
+    "news-event": ("news20-table", {"seeds": (0,)} | NEWS, _small_news("adamw", "event")),
+    "news-gradient": ("news20-table", {"seeds": (0,)} | NEWS, _small_news("gradient", "tick")),
+    "news100": ("news20-table", {"seeds": (0,)} | NEWS, _large_news),
+    "amp-news": ("amplification", {"form": "tuned", "seeds": (0,)} | NEWS, EVERYTHING),
 }
 
 
+def find(name: str) -> Recipe:
+    """A recipe of the library, or the study of our own ideas, which is none of the paper's."""
+    from experiments.ideas import cifar
+
+    return cifar.RECIPE if name == cifar.NAME else reproduce.recipe(name)
+
+
 def plan(stages: Sequence[str], device: str, sizes: dict[str, Any]) -> list[Planned]:
-    """The runs of the stages in order; then those of all other stages, while time lasts."""
+    """The runs of the stages, in their order."""
     planned: list[Planned] = []
-    for stage in [*stages, *(stage for stage in STAGES if stage not in stages)]:
+    for stage in stages:
         name, settings, wanted = STAGES[stage]
-        recipe = reproduce.recipe(name)
+        recipe = find(name)
         data = "news20" if "news" in stage else str(recipe.data)
-        if not Path(DATA[data]).exists() or (data == "news20" and not Path(ENCODER).exists()):
-            print(f"left out {stage}: no {DATA[data]}", flush=True)
+        needed = [DATA[data], *([ENCODER] if data == "news20" else []), *([START] if stage == "pretrained" else [])]
+        missing = [path for path in needed if not Path(path).exists()]
+        if missing:
+            print(f"left out {stage}: no {', '.join(missing)}", flush=True)
             continue
         model = {"model": ENCODER} if data == "news20" else {}
         request = recipe.request(folder=DATA[data], device=device, **{**model, **settings, **sizes})
@@ -98,10 +119,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--limit", type=float, default=540.0)
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--stages", default="")
+    parser.add_argument("--stages", default=",".join(STAGES))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--sizes", type=json.loads, default={}, help="JSON in place of the recipes' sizes, for a trial")
-    parser.add_argument("--merge", type=Path)
+    parser.add_argument("--merge", type=Path, nargs="+")
     arguments = parser.parse_args()
     if arguments.merge is not None:
         merge(arguments.merge)
@@ -131,15 +152,24 @@ def _decode() -> None:
             load(name, DATA[name])
 
 
-def merge(records: Path) -> None:
-    for folder in sorted(path for path in records.iterdir() if (path / "results.jsonl").exists()):
-        out = HERE / "recorded" / folder.name
+def merge(folders: Sequence[Path]) -> None:
+    """Add records to the pages; runs of the small network, in place of the paper's, get a page of their own."""
+    for path in sorted(path for folder in folders for path in folder.glob("*/results.jsonl")):
+        name = path.parent.name
+        lines = path.read_text(encoding="utf-8").splitlines()
+        models = {json.loads(line)["settings"].get("task.model") for line in lines}
+        assert len(models) == 1 or name == "amplification", f"{path} has several models: {models}"
+        apart = "-cnn" if models == {"cnn"} and name not in ("amplification", "ideas-cifar10") else ""
+        out = HERE / "recorded" / f"{name}{apart}"
         out.mkdir(parents=True, exist_ok=True)
-        data = str(reproduce.recipe(folder.name).data)
-        note = {"format": FORMAT, "recipe": folder.name, "commands": [COMMAND], "remarks": REMARKS.get(data, [])}
-        write_json(out / "reproduce.json", note)
-        print(folder.name, reproduce.merge([folder / "results.jsonl"], out), "new records")
-        reproduce.write_page(out)
+        recipe = find(name)
+        remarks = REMARKS.get(str(recipe.data), [])
+        write_json(
+            out / "reproduce.json", {"format": FORMAT, "recipe": name, "commands": [COMMAND], "remarks": remarks}
+        )
+        print(out.name, reproduce.merge([path], out), "new records")
+        records = list(Ledger(out / "results.jsonl").records.values())
+        page.build(recipe, out, records, [COMMAND], remarks)
 
 
 if __name__ == "__main__":

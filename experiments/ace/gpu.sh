@@ -1,16 +1,18 @@
 #!/bin/bash
-# The recorded runs on the lent GPU:  bash experiments/ace/gpu.sh SECONDS [STAGE,STAGE...]
-# Reads carry/{py,cifar10,cifar100,news,encoder} (whichever are there), keeps records in carry/results so that the next
-# call goes on, and leaves $OUT/records.tgz (all records so far) and $OUT/log.txt. See gpu.py for the stages.
-LIMIT=${1:-540}
-STAGES=${2:-}
+# The recorded runs on the lent GPU:  bash experiments/ace/gpu.sh SECONDS STAGE,STAGE...
+# Reads carry/{py,cifar10,cifar100,news,encoder} (whichever are there), keeps records in $RESULTS so that the next call
+# goes on, and leaves $OUT/records.tgz (all records so far) and $OUT/log.txt. See gpu.py for the stages; stages of
+# different models take a RESULTS of their own and may run beside each other.
+LIMIT=$1
+STAGES=$2
 OUT=${OUT:-/tmp/acefl-gpu}
-mkdir -p "$OUT" carry/results
+RESULTS=${RESULTS:-carry/results}
+mkdir -p "$OUT" "$RESULTS"
 export PYTHONUNBUFFERED=1 PYTHONPATH=src:.:carry/py HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=true OMP_NUM_THREADS=1
 export FL_DATA_CACHE=/tmp/fl_data
 BEGAN=$SECONDS
 
-pack() { tar czf "$OUT/.records.tgz" -C carry/results . && mv "$OUT/.records.tgz" "$OUT/records.tgz"; }
+pack() { tar czf "$OUT/.records.tgz" -C "$RESULTS" . && mv "$OUT/.records.tgz" "$OUT/records.tgz"; }
 trap pack EXIT
 
 # With MPS, processes share the GPU at the same time instead of taking turns: small kernels then fill it.
@@ -30,6 +32,6 @@ echo "workers $WORKERS, mps ${CUDA_MPS_PIPE_DIRECTORY:-none}, started after $((S
 ( while sleep 45; do pack; nvidia-smi --query-gpu=utilization.gpu,memory.used --format=csv,noheader; done ) >> "$OUT/log.txt" 2>&1 &
 PACKER=$!
 LEFT=$((LIMIT - (SECONDS - BEGAN) - 15))
-timeout -k 10 $((LEFT + 10)) python3 experiments/ace/gpu.py --out carry/results --limit "$LEFT" --workers "${GPU_WORKERS:-$WORKERS}" \
+timeout -k 10 $((LEFT + 10)) python3 experiments/ace/gpu.py --out "$RESULTS" --limit "$LEFT" --workers "${GPU_WORKERS:-$WORKERS}" \
   --stages "$STAGES" 2>&1 | tee -a "$OUT/log.txt"
 kill $PACKER

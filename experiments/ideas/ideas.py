@@ -22,7 +22,7 @@ class _Rows:
     """Every client's latest update, its model version, and the first round: what all ideas share."""
 
     def __init__(self, clients: int, like: Vector) -> None:
-        self.table = Table(clients, like)
+        self.table = Table(clients, like, home="device" if like.is_cuda else "memory")
         self.like = torch.zeros_like(like, dtype=torch.float32)
         self.clients = clients
         self.trained_on: dict[int, int] = {}

@@ -66,14 +66,14 @@ def _wins(board: Board, task: str) -> list[str]:
         for idea in IDEAS:
             if not all(map(math.isfinite, scores[idea])):
                 continue
-            leads = [_surely_ahead(scores[idea], scores[known]) for known in KNOWN]
+            leads = [surely_ahead(scores[idea], scores[known]) for known in KNOWN]
             if min(leads) > 0:
                 ahead = f"a factor of {math.exp(min(leads)):.3g}" if metric.log else f"{min(leads):.3g}"
                 lines.append(f"- {idea}, {task}, {scenario}: by {ahead} or more.")
     return lines
 
 
-def _surely_ahead(own: list[float], other: list[float]) -> float:
+def surely_ahead(own: list[float], other: list[float]) -> float:
     """The lower end of the paired 95 % interval by which scores, of which less is better, are below another's."""
     if not all(map(math.isfinite, other)):
         return math.inf

@@ -4,6 +4,7 @@ A grid is a TOML file:
 
     method = ["ACE", "ACED(tau=300)"]     # any key may be one value or a list: lists multiply
     lr = [0.05, 0.2]
+    schedule = "WarmUp(share=0.1)"        # and optimizer = "Adam", if wanted
     seed = [0, 1, 2]
     [task]
     name = "digits"
@@ -28,6 +29,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from acefl import optimizers, schedules
 from acefl.errors import InvalidInput, require
 from acefl.experiment import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, Job, make
 from acefl.record import FORMAT, machine, read_json, write_json
@@ -36,7 +38,7 @@ from acefl.stop import Stop
 from acefl.timing import Scenario
 from acefl.workers import open_pool
 
-KEYS = ("method", "lr", "seed", "evaluations", "task", "scenario", "stop")
+KEYS = ("method", "lr", "optimizer", "schedule", "seed", "evaluations", "task", "scenario", "stop")
 Settings = dict[str, Any]  # "method" -> "ACE", "task.alpha" -> 0.1, ...
 Progress = Callable[[int, int, str], None]  # cells done, cells in all, what was done last
 
@@ -63,6 +65,8 @@ class Cell:
             seed=_whole("seed", settings.get("seed", 0)),
             evaluations=_whole("evaluations", settings.get("evaluations", 50)),
             out=folder / "cells" / self.name,
+            optimizer=optimizers.parse(str(settings["optimizer"])) if "optimizer" in settings else None,
+            schedule=schedules.parse(str(settings["schedule"])) if "schedule" in settings else None,
         )
 
 

@@ -118,7 +118,7 @@ def test_validation_images_belong_to_no_client(binary: Path) -> None:
     assert not own & {bytes(x.numpy()) for x in held_out}
 
 
-@pytest.mark.parametrize("norm", ["group", "batch"])
+@pytest.mark.parametrize("norm", ["group", "batch", "carried"])
 def test_a_small_network_trains(binary: Path, norm: str) -> None:
     torch.manual_seed(0)
     task = tasks.cifar10(str(binary), clients=4, alpha=1.0, model="cnn", norm=norm, batch=2)

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from acefl import keyed, tasks
 from acefl.errors import InvalidInput
-from acefl.tasks import LocalSteps, TorchTask, batch_statistics
+from acefl.tasks import LocalSteps, TorchTask, batch_statistics, carried_statistics
 
 CLASSES, FEATURES, SIZES = 3, 12, (9, 4, 17)
 
@@ -84,6 +84,12 @@ def normalised() -> nn.Module:
     return batch_statistics(nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, CLASSES)))
 
 
+def carried() -> nn.Module:
+    return carried_statistics(
+        nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, CLASSES))
+    )
+
+
 def dropout() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.Dropout(0.5), nn.Linear(8, CLASSES))
 
@@ -113,7 +119,7 @@ def some_keys(count: int) -> list[int]:
     return [keyed.key(5, k) for k in range(count)]
 
 
-EVERY_MODEL = [softmax, mlp, cnn, normalised, TwoInputs, WithIdlePart]
+EVERY_MODEL = [softmax, mlp, cnn, normalised, carried, TwoInputs, WithIdlePart]
 
 
 @pytest.mark.parametrize("make", EVERY_MODEL)

@@ -20,37 +20,45 @@ TERMS = {"noise": "noise A", "bias": "bias B", "delay": "delay C"}
 
 
 def plan(request: Request) -> list[Planned]:
-    """Which data: those of the folder's name, or CIFAR-10; 20 Newsgroups where the model is a text model."""
-    text = request.model is not None and request.model not in ("cnn", "resnet18")
-    data = "news20" if text else "cifar10"
-    n, steps = request.size(NEWS_CLIENTS if text else main.CLIENTS, main.STEPS)
-    tau = TAU if not text else 3 * n
-    uploads = 10 * steps if request.quick else ARRIVALS[data]
-
-    def of(contestant: Contestant, spread: float, probe: int | None = None) -> Planned:
-        asked = request if probe is None else replace(request, seeds=request.seeds[:1], evaluations=PROBES)
-        if text:
-            task = request.task("news20", "", NEWS_BATCH, alpha=ALPHA, local="adamw(lr=5e-4, weight_decay=0.01)")
-        else:
-            task = request.task("cifar10", "cnn", main.BATCH, alpha=ALPHA, norm="group")
-        return entry(
-            asked,
-            NAME,
-            {"data": data, "spread": spread, "probed": probe is not None},
-            contestant,
-            task=task,
-            scenario={"clock": "event", "delay": 1.0, "spread": spread, "slow": "last"},
-            clients=n,
-            steps=steps,
-            score="client_loss",
-            arrivals=uploads,
-            probe=probe,
-        )
-
+    """On CIFAR-10, or on 20 Newsgroups where the model is a text model."""
     spreads = SPREADS[:2] if request.quick else SPREADS
-    field = contestants(request, tau)
-    runs = [of(contestant, spread) for spread in spreads for contestant in field]
-    return runs + [of(contestant, spread, uploads // PROBES) for spread in spreads[:2] for contestant in field]
+    field = contestants(request, 3 * NEWS_CLIENTS if _is_text(request) else TAU)
+    probe = _uploads(request) // PROBES
+    runs = [setting(request, NAME, contestant, spread) for spread in spreads for contestant in field]
+    return runs + [setting(request, NAME, one, spread, probe) for spread in spreads[:2] for one in field]
+
+
+def _is_text(request: Request) -> bool:
+    return request.model is not None and request.model not in ("cnn", "resnet18")
+
+
+def _uploads(request: Request) -> int:
+    if request.quick:
+        return 10 * request.size(0, main.STEPS)[1]
+    return ARRIVALS["news20" if _is_text(request) else "cifar10"]
+
+
+def setting(request: Request, recipe: str, contestant: Contestant, spread: float, probe: int | None = None) -> Planned:
+    """A contestant where speed and data are one; with `probe`, one seed that measures the error terms."""
+    text = _is_text(request)
+    clients, steps = request.size(NEWS_CLIENTS if text else main.CLIENTS, main.STEPS)
+    if text:
+        task = request.task("news20", "", NEWS_BATCH, alpha=ALPHA, local="adamw(lr=5e-4, weight_decay=0.01)")
+    else:
+        task = request.task("cifar10", "cnn", main.BATCH, alpha=ALPHA, norm="group")
+    return entry(
+        request if probe is None else replace(request, seeds=request.seeds[:1], evaluations=PROBES),
+        recipe,
+        {"data": "news20" if text else "cifar10", "spread": spread, "probed": probe is not None},
+        contestant,
+        task=task,
+        scenario={"clock": "event", "delay": 1.0, "spread": spread, "slow": "last"},
+        clients=clients,
+        steps=steps,
+        score="client_loss",
+        arrivals=_uploads(request),
+        probe=probe,
+    )
 
 
 def report(results: Results, page: Page) -> None:

@@ -32,6 +32,7 @@ class Request:
     folder: str | None = None
     device: str = "cpu"
     model: str | None = None
+    start: str | None = None  # a safetensors file of parameters, for the recipe that tries a pre-trained start
     evaluations: int = 10
     clients: int | None = None
     steps: int | None = None

@@ -12,35 +12,47 @@ ALPHA = 0.1
 METHODS = ("ACE", "FedBuff", "ASGD")
 AUTHORS = "sgd(epochs=2, lr=0.01, momentum=0.9, send='mean')"  # the public configuration of the paper's authors
 
-# name -> (change of the task, factor on the printed learning rate)
+# name -> (change of the settings, factor on the printed learning rate)
 CHANGES: dict[str, tuple[dict[str, object], float]] = {
     "as printed": ({}, 1.0),
     "lr / 10": ({}, 0.1),
     "lr / 100": ({}, 0.01),
-    "batch 200": ({"task.batch": 200}, 1.0),
-    "GroupNorm": ({"task.norm": "group"}, 1.0),
-    "augmentation": ({"task.augment": True}, 1.0),
+    "lr warm-up over a fifth": ({"schedule": "WarmUp(share=0.2)"}, 1.0),
     "two local epochs, mean gradient": ({"task.local": AUTHORS}, 1.0),
     "two local epochs, mean gradient, lr / 10": ({"task.local": AUTHORS}, 0.1),
+    "batch 200": ({"task.batch": 200}, 1.0),
+    "BatchNorm by carried statistics": ({"task.norm": "carried"}, 1.0),
+    "GroupNorm": ({"task.norm": "group"}, 1.0),
+    "augmentation": ({"task.augment": True}, 1.0),
 }
-COSTLY = ("batch 200", "GroupNorm", *[name for name in CHANGES if "epochs" in name])  # only where nothing trains
+PRETRAINED = "pre-trained start"
+COSTLY = (
+    "batch 200",
+    "GroupNorm",
+    "augmentation",
+    *[name for name in CHANGES if "epochs" in name],
+)  # only where nothing trains
 
 
 def plan(request: Request) -> list[Planned]:
     clients, steps = request.size(main.CLIENTS, main.STEPS)
     field = {contestant.label: contestant for contestant in contestants(request, main.TAU)}
+    changes = dict(list(CHANGES.items())[:4]) if request.quick else dict(CHANGES)
+    if request.start is not None:
+        started: dict[str, object] = {"task.start": request.start}
+        changes |= {PRETRAINED: (started, 1.0), f"{PRETRAINED}, lr / 10": (started, 0.1)}
     planned = []
     for beta in main.BETAS[::-1]:
-        for change, (task, factor) in list(CHANGES.items())[:3] if request.quick else CHANGES.items():
+        for change, (settings, factor) in changes.items():
             if beta == main.BETAS[0] and change in COSTLY:
                 continue
-            for method in METHODS[::2] if "task.local" in task else METHODS:
+            for method in METHODS[::2] if "task.local" in settings else METHODS:
                 made = entry(
                     request,
                     NAME,
                     {"change": change, "alpha": ALPHA, "beta": beta},
                     field[method],
-                    task={**main.image_task(request, ALPHA), **task},
+                    task={**main.image_task(request, ALPHA), **settings},
                     scenario={"clock": "tick", "delay": beta, "spread": 1.0},
                     clients=clients,
                     steps=steps,

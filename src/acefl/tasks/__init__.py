@@ -7,13 +7,14 @@ from typing import Any
 
 from acefl.errors import InvalidInput, require
 from acefl.tasks.base import Evaluation, Task
+from acefl.tasks.batch_norm import batch_statistics, carried_statistics
 from acefl.tasks.cifar import cifar10, cifar100
 from acefl.tasks.digits import digits
 from acefl.tasks.local_work import LocalWork
 from acefl.tasks.news20 import news20
 from acefl.tasks.partition import partition
 from acefl.tasks.quadratic import Quadratic, quadratic
-from acefl.tasks.torch_task import LocalSteps, TorchTask, batch_statistics
+from acefl.tasks.torch_task import LocalSteps, TorchTask
 
 TASKS: dict[str, Callable[..., Task]] = {
     "cifar10": cifar10,
@@ -57,6 +58,7 @@ __all__ = [
     "TorchTask",
     "batch_statistics",
     "build",
+    "carried_statistics",
     "cifar10",
     "cifar100",
     "digits",

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from acefl import keyed
-from acefl.errors import one_of, require
+from acefl.errors import InvalidInput, one_of, require
 from acefl.tasks.image_files import load
 from acefl.tasks.local_work import LocalWork
 from acefl.tasks.partition import Rows
@@ -25,7 +25,7 @@ _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 def cifar10(
-    folder: str,
+    folder: str | None = None,
     clients: int = 100,
     alpha: float = 0.1,
     model: str = "resnet18",
@@ -43,20 +43,21 @@ def cifar10(
     rows: list[Rows] | None = None,
     augment: bool = False,
     local: str | LocalWork | LocalSteps | None = None,
+    start: str | None = None,
 ) -> TorchTask:
-    """CIFAR-10 from `folder` (see `acefl.tasks.image_files` for the layouts it may have).
+    """CIFAR-10 from `folder` (see `acefl.tasks.image_files` for the layouts it may have; None: from the hub).
 
     `samples` and `test_samples` keep only so many images. `validation` evaluates on a tenth of the training images,
     which no client then has, instead of the test set: for choosing settings. `rows` gives the split over clients
     instead of drawing it. `augment` crops and mirrors training images at random, as is usual. `local` is what a client
     does instead of one gradient, as in "sgd(epochs=2, lr=0.01, momentum=0.9, send='mean')": see
-    `acefl.tasks.LocalWork`.
+    `acefl.tasks.LocalWork`. `start` is a safetensors file with parameters to start from.
     """
     return _cifar("cifar10", 10, **locals())
 
 
 def cifar100(
-    folder: str,
+    folder: str | None = None,
     clients: int = 100,
     alpha: float = 0.1,
     model: str = "resnet18",
@@ -74,6 +75,7 @@ def cifar100(
     rows: list[Rows] | None = None,
     augment: bool = False,
     local: str | LocalWork | LocalSteps | None = None,
+    start: str | None = None,
 ) -> TorchTask:
     """CIFAR-100 (fine labels) from `folder`; settings as for `cifar10`."""
     return _cifar("cifar100", 100, **locals())
@@ -83,7 +85,7 @@ def _cifar(
     name: str,
     classes: int,
     *,
-    folder: str,
+    folder: str | None,
     clients: int,
     alpha: float,
     model: str,
@@ -100,6 +102,7 @@ def _cifar(
     rows: list[Rows] | None,
     augment: bool,
     local: str | LocalWork | LocalSteps | None,
+    start: str | None,
 ) -> TorchTask:
     one_of("model", model, tuple(MODELS))
     data = load(name, folder)
@@ -116,6 +119,8 @@ def _cifar(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = MODELS[model](classes=classes, norm=norm)
+    if start is not None:
+        start_from(module, start)
     return TorchTask(
         module,
         nn.CrossEntropyLoss(),
@@ -131,7 +136,7 @@ def _cifar(
         channels_last=bf16,
         description={
             "name": name,
-            "folder": str(folder),
+            "folder": None if folder is None else str(folder),
             "clients": clients,
             "alpha": alpha,
             "model": model,
@@ -147,8 +152,29 @@ def _cifar(
             "bf16": bf16,
             "augment": augment,
             "local": local if local is None or isinstance(local, str) else repr(local),
+            "start": start,
         },
     )
+
+
+def start_from(module: nn.Module, path: str) -> None:
+    """Take parameters from a file by name; a last layer of another size, for other classes, stays as it is."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InvalidInput(f"start: cannot read {path}: {error}") from None
+    own = module.state_dict()
+    missing = [name for name in own if name not in found]
+    require(not missing, f"start: {path} has no {', '.join(missing[:3])}; allowed: a file of this model's parameters")
+    other = [name for name in own if found[name].shape != own[name].shape]
+    head = [name for name in list(own)[-2:] if name in other]
+    require(
+        other == head, f"start: {path} has other shapes at {', '.join(other[:3])}; allowed: at the last layer alone"
+    )
+    module.load_state_dict({name: found[name] for name in own if name not in other}, strict=False)
 
 
 def _normaliser(device: str) -> Callable[[torch.Tensor], torch.Tensor]:

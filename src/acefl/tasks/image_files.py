@@ -1,4 +1,6 @@
-"""CIFAR from a folder, in the layouts people have it in. Nothing is executed: pickles are read opcode by opcode.
+"""CIFAR from a folder, in the layouts people have it in, or through `datasets` where there is internet.
+
+Nothing is executed: pickles are read opcode by opcode.
 
 Allowed: `cifar-10-batches-bin` and `cifar-100-binary` (the binary version), `cifar-10-batches-py` and
 `cifar-100-python` (the Python version), a folder of parquet files as the Hugging Face hub ships them, or a folder with
@@ -61,8 +63,10 @@ _LAYOUTS = {
 }
 
 
-def load(name: str, folder: str | Path) -> Images:
-    """The data set in a folder, or one line saying how to get it."""
+def load(name: str, folder: str | Path | None) -> Images:
+    """The data set in a folder (None: from the hub), or one line saying how to get it."""
+    if folder is None:
+        return _from_hub(name)
     layout, root = _LAYOUTS[name], Path(folder)
     for place in (root, root / layout.binary, root / layout.python, root / name):
         if (place / f"{layout.test}.bin").exists():
@@ -118,6 +122,26 @@ def _python(path: Path, layout: _Layout) -> tuple[Pixels, Labels]:
     if count == 0 or len(labels) != count:
         raise InvalidInput(f"{path} is not a CIFAR batch: {count} pictures, {len(labels)} labels")
     return np.frombuffer(pixels, np.uint8).reshape(-1, 3, 32, 32), np.array(labels, np.int64)
+
+
+def _from_hub(name: str) -> Images:
+    import datasets
+
+    hub = f"uoft-cs/{name}"
+    try:
+        content = datasets.load_dataset(hub)
+    except Exception as error:  # no internet, no such name, no disk: whatever it is, a folder is the way out
+        raise InvalidInput(
+            f"{name} is not to be had from the hub ({type(error).__name__}); give folder=: on a machine with internet, "
+            f"huggingface-cli download {hub} --repo-type dataset --local-dir FOLDER"
+        ) from None
+    label = "label" if name == "cifar10" else "fine_label"
+
+    def read(split: str) -> tuple[Pixels, Labels]:
+        own = content[split].with_format("numpy")
+        return np.stack(own["img"]).transpose(0, 3, 1, 2), np.asarray(own[label], np.int64)
+
+    return Images(*read("train"), *read("test"))
 
 
 def _parquet(folder: Path, layout: _Layout) -> Images:

@@ -18,8 +18,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, default_collate
 
 from acefl import keyed
-from acefl.errors import InvalidInput, one_of, require
+from acefl.errors import one_of, require
 from acefl.tasks.base import Evaluation
+from acefl.tasks.batch_norm import refuse_running_statistics, uses_batch_statistics
 from acefl.tasks.compute import Batch, Gradients, OneByOne, Replayed, Together
 from acefl.tasks.local_work import LocalWork
 from acefl.types import Vector
@@ -319,8 +320,8 @@ class TorchTask:
         return gradient
 
     def _refuse_inexact(self) -> None:
-        batch_norm = any(isinstance(m, nn.modules.batchnorm._NormBase) for m in self._module.modules())
-        exact = self._local is None and self._augment is None and not self._random_forward and not batch_norm
+        alone = not self._random_forward and not uses_batch_statistics(self._module)
+        exact = self._local is None and self._augment is None and alone
         require(
             exact,
             "an exact gradient is asked of a task with local steps, batch statistics, augmentation or a random forward "
@@ -404,25 +405,6 @@ class TorchTask:
         except RuntimeError:  # a loss that looks at values, which vmap cannot batch
             pairs = zip(outputs.split(1), targets.split(1), strict=True)
             return torch.stack([self._loss(output, target) for output, target in pairs])
-
-
-def refuse_running_statistics(model: nn.Module) -> None:
-    """Gradients carry no running statistics, so a model that keeps them would be evaluated with what nobody updated."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
-            raise InvalidInput(
-                f"layer {name or type(module).__name__!r} keeps BatchNorm running statistics, which updates do not "
-                "carry; allowed: GroupNorm, or batch statistics: acefl.tasks.batch_statistics(model)"
-            )
-
-
-def batch_statistics(model: nn.Module) -> nn.Module:
-    """The same model with every BatchNorm normalising by its current batch, in training and evaluation alike."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
-            module.track_running_stats = False
-            module.running_mean = module.running_var = module.num_batches_tracked = None
-    return model
 
 
 def _tensors(data: ClientData) -> tuple[Any, torch.Tensor]:

@@ -7,14 +7,17 @@ import torch.nn.functional as F
 from torch import nn
 
 from acefl.errors import one_of
+from acefl.tasks.batch_norm import CarriedBatchNorm
 
-NORMS = ("group", "batch")
+NORMS = ("group", "batch", "carried")
 
 
 def normalisation(norm: str, channels: int) -> nn.Module:
-    """GroupNorm, or BatchNorm by batch statistics: nothing a gradient could not carry."""
+    """GroupNorm, BatchNorm by batch statistics, or BatchNorm whose statistics travel with the parameters."""
     one_of("norm", norm, NORMS)
-    return nn.GroupNorm(8, channels) if norm == "group" else nn.BatchNorm2d(channels, track_running_stats=False)
+    if norm == "group":
+        return nn.GroupNorm(8, channels)
+    return CarriedBatchNorm(channels) if norm == "carried" else nn.BatchNorm2d(channels, track_running_stats=False)
 
 
 class Block(nn.Module):

@@ -1,0 +1,111 @@
+"""BatchNorm among clients that send gradients: its running statistics are no gradient's to carry.
+
+A model that keeps them is refused, and made fit in one of two ways: `batch_statistics` drops them, `carried_statistics`
+makes them part of the model that travels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from acefl.errors import InvalidInput
+
+
+def refuse_running_statistics(model: nn.Module) -> None:
+    """A model that keeps statistics beside its parameters would be evaluated with what nobody updated."""
+    for name, module in model.named_modules():
+        if isinstance(module, _NormBase) and module.track_running_stats:
+            raise InvalidInput(
+                f"layer {name or type(module).__name__!r} keeps BatchNorm running statistics, which updates do not "
+                "carry; allowed: GroupNorm, or acefl.tasks.batch_statistics(model) or carried_statistics(model)"
+            )
+
+
+def uses_batch_statistics(model: nn.Module) -> bool:
+    """Whether a sample's output depends, in training, on which others are in its batch."""
+    return any(isinstance(module, _NormBase) for module in model.modules())
+
+
+def batch_statistics(model: nn.Module) -> nn.Module:
+    """The same model with every BatchNorm normalising by its current batch, in training and evaluation alike."""
+    for module in model.modules():
+        if isinstance(module, _NormBase) and module.track_running_stats:
+            module.track_running_stats = False
+            module.running_mean = module.running_var = module.num_batches_tracked = None
+    return model
+
+
+def carried_statistics(model: nn.Module) -> nn.Module:
+    """The same model with running statistics that travel in its parameters: see `CarriedBatchNorm`."""
+    if isinstance(model, _BatchNorm) and model.track_running_stats:
+        return CarriedBatchNorm.of(model)
+    for name, child in model.named_children():
+        setattr(model, name, carried_statistics(child))
+    return model
+
+
+class CarriedBatchNorm(_BatchNorm):
+    """Normalises by the batch in training and by carried statistics in evaluation.
+
+    A carried statistic is a parameter whose gradient is itself minus what the batch showed. A step of the server then
+    moves it by lr towards what clients saw: the running mean that BatchNorm keeps by itself, with lr as its momentum.
+    Whatever a rule does for gradients it does for statistics, so ACE's are the mean over all clients. An lr above 2
+    makes them swing.
+    """
+
+    def __init__(self, channels: int, **settings: Any) -> None:
+        super().__init__(channels, **{**settings, "track_running_stats": False})
+        self.carried_mean = nn.Parameter(torch.zeros(channels))
+        self.carried_var = nn.Parameter(torch.ones(channels))
+
+    @classmethod
+    def of(cls, norm: _BatchNorm) -> CarriedBatchNorm:
+        """With the parameters and the statistics of a BatchNorm that kept them beside."""
+        own = cls(norm.num_features, eps=norm.eps, affine=norm.affine)
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        with torch.no_grad():
+            own.carried_mean.copy_(norm.running_mean)
+            own.carried_var.copy_(norm.running_var)
+            if norm.affine:
+                own.weight.copy_(norm.weight)
+                own.bias.copy_(norm.bias)
+        return own
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        """Any number of dimensions after the channels."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            mean, variance = self.carried_mean.detach(), self.carried_var.detach().clamp(min=0.0)
+            return F.batch_norm(input, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
+        output = F.batch_norm(input, None, None, self.weight, self.bias, True, 0.0, self.eps)
+        over = [dim for dim in range(input.dim()) if dim != 1]
+        variance, mean = torch.var_mean(input.detach().float(), over)
+        passed: torch.Tensor = _Towards.apply(output, self.carried_mean, mean)  # type: ignore[no-untyped-call]
+        passed = _Towards.apply(passed, self.carried_var, variance)  # type: ignore[no-untyped-call]
+        return passed
+
+
+class _Towards(torch.autograd.Function):
+    """Lets a value through, and gives `kept` the gradient of half its squared distance from `seen`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: torch.Tensor, kept: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        kept, seen = ctx.saved_tensors
+        return grads[0], kept - seen, None
