@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,10 @@ import torch
 from hypothesis import HealthCheck, settings
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
+
+# A shell ignores Ctrl-C for what it starts in the background, and every process started here would inherit that: those
+# that tests interrupt would never end.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Sums are taken in one order, whatever the machine; and two cores serve two workers.
 torch.set_num_threads(1)
