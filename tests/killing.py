@@ -191,6 +191,16 @@ def die_before_change(number: int) -> None:
     sys.addaudithook(hear)
 
 
+def tell(found: dict[str, Any], script: str) -> None:
+    """Print what a script found as JSON, with the command that finds it again, the day and the machine."""
+    how = {
+        "command": shlex.join(["python", "-m", script, *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": record.machine(),
+    }
+    print(json.dumps({**found, **how}, indent=2))
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--kills", type=int, default=50)
@@ -202,12 +212,7 @@ def main() -> None:
         content = kill_before_every_change_of_a_file(*asked.every_change, arrivals=25)
     else:
         content = kill_often(asked.kills, asked.seed)
-    content |= {
-        "command": shlex.join(["python", "-m", "tests.killing", *sys.argv[1:]]),
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": record.machine(),
-    }
-    print(json.dumps(content, indent=2))
+    tell(content, "tests.killing")
     sys.exit(bool(content["different"]))
 
 

@@ -13,10 +13,8 @@ import json
 import math
 import os
 import random
-import shlex
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -25,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.killing import ended, in_a_child
+from tests.killing import ended, in_a_child, tell
 from tests.resumable import fingerprint
 
 import acefl
@@ -41,7 +39,6 @@ from acefl import (
     Scenario,
     Stop,
     keyed,
-    record,
     simulate,
     tasks,
 )
@@ -179,13 +176,7 @@ def main() -> None:
     arguments.add_argument("--seed", type=int, default=0)
     asked = arguments.parse_args()
     torch.set_num_threads(1)
-    content = soak(asked.minutes, asked.seed)
-    content |= {
-        "command": shlex.join(["python", "-m", "tests.soak.soaking", *sys.argv[1:]]),
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": record.machine(),
-    }
-    print(json.dumps(content, indent=2))
+    tell(soak(asked.minutes, asked.seed), "tests.soak.soaking")
 
 
 if __name__ == "__main__":
