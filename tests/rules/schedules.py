@@ -15,6 +15,7 @@ from acefl.rules.ace import ClientMemory
 from acefl.types import Arrival
 
 DIM = 5
+OLDEST = 9  # versions: the age of the oldest model anybody works on
 WEIGHTS = (1.0, 0.3, 2.5, 40.0)
 
 
@@ -61,7 +62,7 @@ def histories(draw: st.DrawFn, *, elastic: bool = False, most_clients: int = 5) 
     anybody = st.integers(0, clients + 1 if elastic else clients - 1)
     for _ in range(draw(st.integers(1, 4))):
         heard = draw(st.lists(anybody, min_size=1, max_size=3))
-        come = st.builds(Come, st.sampled_from(heard), st.sampled_from((None, None, 0, 1, 2, 5, 9)))
+        come = st.builds(Come, st.sampled_from(heard), st.sampled_from((None, None, 0, 1, 2, 5, OLDEST)))
         turn = st.lists(come, min_size=1, max_size=3)
         some = turn if not elastic else turn | turn | turn | anybody.map(Leave) | st.sampled_from(WEIGHTS).map(Join)
         events += draw(st.lists(some, min_size=1, max_size=12))

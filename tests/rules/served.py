@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from tests.rules.oracles import Numbers
-from tests.rules.schedules import History, turns_of
+from tests.rules.schedules import OLDEST, History, turns_of
 
 from acefl import Arrival, Server
 from acefl.types import RuleSettings
@@ -45,5 +45,7 @@ def walk_models(history: History, method: RuleSettings, oracle: ModelOracle, lr:
         assert server.handle(arrivals) is (new is not None)
         if new is not None:
             models.append(new)
+        worked_on = set(range(server.version - OLDEST, server.version))
+        server.tidy(worked_on.copy)
         np.testing.assert_allclose(server.model.double().numpy(), models[-1], rtol=0, atol=1e-5 * largest)
     return server.version
