@@ -14,6 +14,7 @@ from acefl import ACE, ASGD, FedAvg, FedBuff, InvalidInput, Scenario, Stop, lead
 from acefl import simulate as simulated
 from acefl.advise import SIGNS, advise, decision_table, simplest, symptoms_of, unbeaten
 from acefl.cli import main
+from acefl.experiment import build_task
 from acefl.leaderboard import MEANING, SCENARIOS, TASKS, stop_of
 from acefl.rules import parse
 from acefl.standings import Board, half_width
@@ -42,8 +43,7 @@ def test_every_cell_is_a_tuned_method_on_every_seed(made: Path) -> None:
     assert len(board.content["rows"]) == len(TASKS) * len(SCENARIOS) * 2
     for row in board.content["rows"]:
         rule, scenario = parse(row["tuned"]), SCENARIOS[row["scenario"]]
-        task = board.content["tasks"][row["task"]]
-        built = getattr(tasks, row["task"])(**{k: v for k, v in task.items() if k != "name"}, seed=1)
+        built = build_task(board.content["tasks"][row["task"]], 1)
         run = simulated(built, rule, lr=row["lr"], scenario=scenario, stop=Stop(arrivals=80), seed=1)
         assert run.final[row["objective"]] == pytest.approx(row["finals"][row["objective"]][1], rel=1e-5)
         assert row["tuning"]["runs"] <= board.content["budget"]
