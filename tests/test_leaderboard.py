@@ -200,6 +200,16 @@ def test_the_simplest_of_equals_is_taken_and_rounds_are_left_out() -> None:
     assert set(SIGNS) == set(SCENARIOS) == set(MEANING)
 
 
+def test_quadratics_decide_among_those_that_digits_cannot_tell_apart() -> None:
+    alike, behind = [1.0, 1.2, 0.9, 1.1, 1.0], [2.0, 2.2, 1.9, 2.1, 2.0]
+    digits = {"ACE": alike, "ASGD": list(reversed(alike)), "CA2FL": behind}
+    gaps = {"ACE": [0.01] * 5, "ASGD": [1.0, 1.1, 0.9, 1.0, 1.2], "CA2FL": [1e-6] * 5}
+    content, other = board_of({"equal": digits}), board_of({"equal": gaps}, "gap", "quadratic")
+    content["rows"] += other["rows"]
+    content["tasks"]["quadratic"] = {"clients": 10}
+    assert [standing.method for standing in unbeaten(Board(content), "equal")] == ["ACE"]
+
+
 def test_the_commands(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["leaderboard", "--show", str(made)]) == 0
     shown = capsys.readouterr().out

@@ -132,17 +132,17 @@ def _pauses(events: pd.DataFrame, clients: int) -> tuple[float, float]:
 
 
 def unbeaten(board: Board, scenario: str) -> list[Standing]:
-    """Who cannot be told apart from the first on digits, whose data are real; of these, who cannot on quadratics too.
+    """Who cannot be told apart from the first on digits, whose data are real; of these, who cannot on quadratics.
 
     Methods that wait for rounds are left out: whoever asks has clients that do not wait.
     """
-    columns = {
-        task: board.column(task, scenario, key, list(filter(_is_asynchronous, board.methods)))
-        for task, key in OBJECTIVES.items()
-    }
-    first = [standing for standing in columns["digits"] if standing.first] or columns["digits"][:1]
-    everywhere = {standing.method for standing in columns["quadratic"] if standing.first}
-    return [standing for standing in first if standing.method in everywhere] or first
+    among = list(filter(_is_asynchronous, board.methods))
+    left: list[Standing] = []
+    for task, key in OBJECTIVES.items():
+        column = board.column(task, scenario, key, among)
+        among = [standing.method for standing in column if standing.first] or [column[0].method]
+        left = [standing for standing in left or column if standing.method in among]
+    return left
 
 
 def simplest(standings: Sequence[Standing]) -> Standing:
