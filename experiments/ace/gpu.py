@@ -18,9 +18,8 @@ from typing import Any
 
 from acefl import reproduce
 from acefl.record import FORMAT, write_json
-from acefl.reproduce import page, runner
-from acefl.reproduce.plan import Planned, Recipe
-from acefl.reproduce.records import Ledger
+from acefl.reproduce import runner
+from acefl.reproduce.plan import Planned
 
 HERE = Path(__file__).parent
 DATA = {"cifar10": "carry/cifar10", "cifar100": "carry/cifar100", "news20": "carry/news"}
@@ -80,7 +79,6 @@ STAGES: dict[str, tuple[str, dict[str, Any], Wanted]] = {
     "heat0": ("cifar100-heatmap", {"seeds": (0,)}, lambda labels: _corner(labels) and labels["beta"] > 1),
     "heat-cnn": ("cifar100-heatmap", {"seeds": (0,)} | CNN, _corner),
     "amp": ("amplification", TUNED | CNN, EVERYTHING),
-    "ideas": ("ideas-cifar10", {"form": "tuned", "seeds": (0, 1, 2, 3, 4)} | CNN, EVERYTHING),
     "news": ("news20-table", {"seeds": (0, 1, 2, 3, 4)} | NEWS, _small_news("adamw", "tick")),
     "news-event": ("news20-table", {"seeds": (0,)} | NEWS, _small_news("adamw", "event")),
     "news-gradient": ("news20-table", {"seeds": (0,)} | NEWS, _small_news("gradient", "tick")),
@@ -89,19 +87,12 @@ STAGES: dict[str, tuple[str, dict[str, Any], Wanted]] = {
 }
 
 
-def find(name: str) -> Recipe:
-    """A recipe of the library, or the study of our own ideas, which is none of the paper's."""
-    from experiments.ideas import cifar
-
-    return cifar.RECIPE if name == cifar.NAME else reproduce.recipe(name)
-
-
 def plan(stages: Sequence[str], device: str, sizes: dict[str, Any]) -> list[Planned]:
     """The runs of the stages, in their order."""
     planned: list[Planned] = []
     for stage in stages:
         name, settings, wanted = STAGES[stage]
-        recipe = find(name)
+        recipe = reproduce.recipe(name)
         data = "news20" if "news" in stage else str(recipe.data)
         needed = [DATA[data], *([ENCODER] if data == "news20" else []), *([START] if stage == "pretrained" else [])]
         missing = [path for path in needed if not Path(path).exists()]
@@ -159,17 +150,16 @@ def merge(folders: Sequence[Path]) -> None:
         lines = path.read_text(encoding="utf-8").splitlines()
         models = {json.loads(line)["settings"].get("task.model") for line in lines}
         assert len(models) == 1 or name == "amplification", f"{path} has several models: {models}"
-        apart = "-cnn" if models == {"cnn"} and name not in ("amplification", "ideas-cifar10") else ""
+        apart = "-cnn" if models == {"cnn"} and name != "amplification" else ""
         out = HERE / "recorded" / f"{name}{apart}"
         out.mkdir(parents=True, exist_ok=True)
-        recipe = find(name)
+        recipe = reproduce.recipe(name)
         remarks = REMARKS.get(str(recipe.data), [])
         write_json(
             out / "reproduce.json", {"format": FORMAT, "recipe": name, "commands": [COMMAND], "remarks": remarks}
         )
         print(out.name, reproduce.merge([path], out), "new records")
-        records = list(Ledger(out / "results.jsonl").records.values())
-        page.build(recipe, out, records, [COMMAND], remarks)
+        reproduce.write_page(out)
 
 
 if __name__ == "__main__":

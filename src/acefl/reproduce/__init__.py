@@ -62,8 +62,6 @@ def reproduce(
 
     chosen = recipe(name)
     require(request.form in chosen.forms, f"form is {request.form!r}; allowed for {name}: {', '.join(chosen.forms)}")
-    if chosen.data is not None and request.folder is None:
-        raise InvalidInput(f"recipe {name} needs {chosen.data}: give its folder with --data DIR")
     _claim(out, name, command)
     outcome = runner.run(chosen.plan(request), {name: out}, workers=workers, limit=limit, progress=progress)
     if chosen.measure is not None:

@@ -38,7 +38,14 @@ def _uploads(request: Request) -> int:
     return ARRIVALS["news20" if _is_text(request) else "cifar10"]
 
 
-def setting(request: Request, recipe: str, contestant: Contestant, spread: float, probe: int | None = None) -> Planned:
+def setting(
+    request: Request,
+    recipe: str,
+    contestant: Contestant,
+    spread: float,
+    probe: int | None = None,
+    arrivals: int | None = None,
+) -> Planned:
     """A contestant where speed and data are one; with `probe`, one seed that measures the error terms."""
     text = _is_text(request)
     clients, steps = request.size(NEWS_CLIENTS if text else main.CLIENTS, main.STEPS)
@@ -56,7 +63,7 @@ def setting(request: Request, recipe: str, contestant: Contestant, spread: float
         clients=clients,
         steps=steps,
         score="client_loss",
-        arrivals=_uploads(request),
+        arrivals=arrivals or _uploads(request),
         probe=probe,
     )
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from acefl.reproduce.rates import LEARNT
 from acefl.sweep import Cell, Settings
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Tuning:
     unit: float
     changes: Settings
     score: str = "loss"
+    learnt: float = LEARNT  # a run that ends above this share of the score it began with has learnt nothing
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,8 @@ def entry(
     if request.form == "tuned":
         settings["stop.arrivals"] = arrivals or 10 * steps  # what 500 steps of a buffer of ten cost
         changes = {"task.validation": True, **(tune_changes or {})}
-        return Planned(recipe, named, settings, request.seeds, Tuning(unit, changes, score), probe)
+        learnt = math.inf if request.quick else LEARNT  # in a miniature hardly anything is learnt
+        return Planned(recipe, named, settings, request.seeds, Tuning(unit, changes, score, learnt), probe)
     settings["lr"] = PRINTED_C * unit * contestant.local_lr
     settings["stop.steps"] = steps
     if contestant.concurrency is not None:

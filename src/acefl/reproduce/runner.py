@@ -19,7 +19,7 @@ from typing import Any, cast
 from acefl.errors import InvalidInput
 from acefl.experiment import Job, make
 from acefl.record import machine
-from acefl.reproduce.plan import Planned
+from acefl.reproduce.plan import Planned, Tuning
 from acefl.reproduce.rates import c_of, walk
 from acefl.reproduce.records import Ledger, Record
 from acefl.sweep import Cell
@@ -150,9 +150,7 @@ class _Schedule:
                 for place in step.wanted:
                     cell = planned.trial(c_of(place) * planned.tuning.unit)
                     if cell.name in records:
-                        score = records[cell.name]["final"].get(planned.tuning.score)
-                        diverged = records[cell.name]["diverged"] or score is None
-                        scores[place] = math.inf if diverged else float(score)
+                        scores[place] = _score(records[cell.name], planned.tuning)
                     else:
                         yield Assignment(planned.recipe, "trial", planned.labels, cell, None)
                 if not all(place in scores for place in step.wanted):
@@ -180,6 +178,14 @@ class _Schedule:
     def _expected(self, assignment: Assignment) -> float:
         """Seconds, from the runs of the same method in the same setting that were made before."""
         return self._seconds.get(_alike(assignment.cell.settings), 0.0)
+
+
+def _score(trial: Record, tuning: Tuning) -> float:
+    """Infinite for a run that diverged or learnt nothing."""
+    end, begin = trial["final"].get(tuning.score), trial["history"][0].get(tuning.score)
+    if trial["diverged"] or end is None or end > tuning.learnt * begin:
+        return math.inf
+    return float(end)
 
 
 def _alike(settings: Mapping[str, Any]) -> tuple[Any, ...]:
