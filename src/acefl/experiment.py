@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import json
 import math
 import os
@@ -94,12 +95,26 @@ def build_task(source: TaskSource, seed: int) -> Task:
     require(
         isinstance(source, Mapping), f"task is {type(source).__name__}; allowed: settings, or what builds one by seed"
     )
-    return _build(json.dumps(plain({**source, "seed": seed}), sort_keys=True))
+    on_gpu = str(source.get("device", "cpu")).startswith("cuda")
+    return (_build_on_gpu if on_gpu else _build)(json.dumps(plain({**source, "seed": seed}), sort_keys=True))
 
 
 @lru_cache(maxsize=8)
 def _build(description: str) -> Task:
     return tasks.build(json.loads(description))
+
+
+_on_gpu: dict[str, Task] = {}
+
+
+def _build_on_gpu(description: str) -> Task:
+    """One at a time: the graphs a task has captured hold gigabytes of the device's memory."""
+    if description not in _on_gpu:
+        _on_gpu.clear()
+        gc.collect()
+        torch.cuda.empty_cache()
+        _on_gpu[description] = tasks.build(json.loads(description))
+    return _on_gpu[description]
 
 
 def built_once(source: TaskSource) -> TaskSource:

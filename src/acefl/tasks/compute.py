@@ -6,7 +6,7 @@ The strategy never changes which computation is done: the same samples at the sa
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.func import grad, vmap
@@ -103,11 +103,12 @@ class Replayed:
     def __init__(self, loss: Loss, gather: Gather) -> None:
         self._gradient, self._gather = grad(_plain(loss)), gather
         self._captured: dict[int, _Captured] = {}
+        self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
 
     def __call__(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
         size = next(size for size in _CAPTURED_SIZES if size >= len(models))
         if size not in self._captured:
-            self._captured[size] = _Captured(self._one if size == 1 else self._many, size, models)
+            self._captured[size] = _Captured(self._one if size == 1 else self._many, size, models, self._pool)
         return self._captured[size].replay(models, clients, keys)
 
     def _many(self, models: torch.Tensor, clients: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -121,9 +122,12 @@ class Replayed:
 
 
 class _Captured:
-    """A CUDA graph on static buffers for so many models. Rows beyond those given keep what an earlier call left."""
+    """A CUDA graph on static buffers for so many models. Rows beyond those given keep what an earlier call left.
 
-    def __init__(self, compute: Callable[..., torch.Tensor], size: int, models: torch.Tensor) -> None:
+    All graphs of a task share one pool of memory: one runs at a time, and its result is copied out before the next.
+    """
+
+    def __init__(self, compute: Callable[..., torch.Tensor], size: int, models: torch.Tensor, pool: Any) -> None:
         self._models = models[:1].repeat(size, 1)
         self._who = torch.zeros(2, size, dtype=torch.int64, device=models.device)  # clients and keys
         side = torch.cuda.Stream()
@@ -133,7 +137,7 @@ class _Captured:
                 compute(self._models, *self._who)
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph, pool=pool):
             self._out = compute(self._models, *self._who)
 
     def replay(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
