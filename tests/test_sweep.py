@@ -40,6 +40,15 @@ def test_a_grid_is_the_product_of_its_lists() -> None:
     assert {cell.settings["task.heterogeneity"] for cell in cells} == {0.0, 1.0}
 
 
+def test_schedules_and_optimizers_are_settings_like_others(tmp_path: Path) -> None:
+    content = {**SMALL, "method": "ACE", "lr": 0.05, "task": {**SMALL["task"], "heterogeneity": 1.0}}
+    grid = Grid.of({**content, "schedule": ["Constant", "WarmUp(share=0.5)"], "optimizer": ["SGD", "Momentum"]})
+    sweep(grid, tmp_path, workers=1)
+    finals = results(tmp_path)
+    assert set(finals["schedule"]) == {"Constant", "WarmUp(share=0.5)"}
+    assert len(set(finals["gap"])) == len(grid.cells()) == len(finals)
+
+
 def test_a_cell_is_named_by_its_settings_alone(tmp_path: Path) -> None:
     reordered = dict(reversed(SMALL.items()))
     assert {c.name for c in Grid.of(SMALL).cells()} == {c.name for c in Grid.of(reordered).cells()}
@@ -115,6 +124,7 @@ def test_ray_and_this_process_give_the_same_cells(tmp_path: Path) -> None:
         ({"lr": 0.1, "method": "ACF"}, "unknown method 'ACF'"),
         ({"lr": 0.1, "scenario": {"sprad": 2}}, "no setting 'sprad'"),
         ({"lr": "fast"}, "lr is 'fast'"),
+        ({"lr": 0.1, "schedule": "Cosin"}, "unknown schedule 'Cosin'"),
         ({"lr": -1.0}, "lr is -1"),
         ({"lr": 0.1, "task": {"name": "quadratic", "clients": 3}, "scenario": {"concurrency": 4}}, "at most"),
     ],

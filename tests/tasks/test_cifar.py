@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from acefl import ACE, Scenario, Stop, simulate, tasks
 from acefl.errors import InvalidInput
@@ -126,3 +127,59 @@ def test_a_small_network_trains(binary: Path, norm: str) -> None:
     assert run.steps == 5
     assert 0.0 <= run.final["accuracy"] <= 1.0
     assert tasks.build(task.describe()).describe() == task.describe()
+
+
+def parameters(task: tasks.TorchTask) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in task.module(task.initial()).state_dict().items()}
+
+
+def test_a_start_is_taken_by_name_and_a_last_layer_for_other_classes_is_not(binary: Path, tmp_path: Path) -> None:
+    fresh = parameters(tasks.cifar10(str(binary), clients=2, partition="iid", model="cnn", batch=2))
+    head = list(fresh)[-2:]
+    trained = {name: value + 1.0 for name, value in fresh.items()}
+    save_file(trained, tmp_path / "same.safetensors")
+    save_file(
+        trained | {name: torch.zeros(100, *trained[name].shape[1:]) for name in head}, tmp_path / "100.safetensors"
+    )
+
+    def started(file: str) -> dict[str, torch.Tensor]:
+        start = str(tmp_path / file)
+        return parameters(tasks.cifar10(str(binary), clients=2, partition="iid", model="cnn", batch=2, start=start))
+
+    torch.testing.assert_close(started("same.safetensors"), trained)
+    torch.testing.assert_close(started("100.safetensors"), trained | {name: fresh[name] for name in head})
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({}, "has no 0.weight"),
+        ({"0.weight": torch.zeros(2, 2)}, "other shapes at 0.weight"),
+        (None, "cannot read"),
+    ],
+)
+def test_a_start_of_another_model_is_refused(
+    binary: Path, tmp_path: Path, change: dict[str, torch.Tensor] | None, complaint: str
+) -> None:
+    path = tmp_path / "start.safetensors"
+    if change is None:
+        path.write_bytes(b"no safetensors")
+    else:
+        own = parameters(tasks.cifar10(str(binary), clients=2, partition="iid", model="cnn", batch=2))
+        save_file({**(own if change else {}), **change}, path)
+    with pytest.raises(InvalidInput, match=f"start: .*{complaint}"):
+        tasks.cifar10(str(binary), clients=2, partition="iid", model="cnn", batch=2, start=str(path))
+
+
+def test_without_a_folder_it_comes_from_the_hub_or_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    with pytest.raises(InvalidInput, match=r"cifar10 is not to be had from the hub \(.*\); give its folder"):
+        load("cifar10", None)
+    x, y = pictures(4)
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(10)})
+    rows = datasets.Dataset.from_dict({"img": list(x.transpose(0, 2, 3, 1)), "label": y.tolist()}, features=features)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: {"train": rows, "test": rows})
+    found = load("cifar10", None)
+    np.testing.assert_array_equal(found.train, x)
+    np.testing.assert_array_equal(found.test_labels, y)

@@ -28,7 +28,7 @@ FORMS = ("printed", "tuned")
 def reproduce(
     name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(NAMES)}")],
     data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder with the data set (see the docs for its layouts)")
+        Path | None, typer.Option(metavar="DIR", help="Folder with the data set [dim]\\[downloaded from the hub][/dim]")
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A miniature for a CPU: small model, few clients and steps, one seed")
