@@ -1,4 +1,4 @@
-"""Where jobs run: in this process, or in worker processes that end when this one is told to."""
+"""Where jobs run: in this process, or in worker processes that end when this one does."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_pool(workers: int | None = None, *, here: bool = False) -> Iterator[Poo
         yield ThisProcess()
         return
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, mp_context=spawn, initializer=_single_thread) as pool:
+    with ProcessPoolExecutor(count, mp_context=spawn, initializer=_prepare) as pool:
         yield Processes(pool)
 
 
@@ -112,8 +112,17 @@ def _uninterrupted() -> Iterator[None]:
             signal.raise_signal(one)
 
 
-def _single_thread() -> None:
+def _prepare() -> None:
     """Workers share the cores by processes, not by threads within one."""
     import torch
 
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would go on for nobody, and keep its memory, a GPU's too."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
