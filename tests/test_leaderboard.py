@@ -214,6 +214,8 @@ def test_the_commands(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["leaderboard", "--show", str(made)]) == 0
     shown = capsys.readouterr().out
     assert Board.read(made).markdown("digits") in shown
+    assert main(["leaderboard", "--recorded"]) == 0
+    assert Board.recorded().markdown("quadratic") in capsys.readouterr().out
     task = ["--task", "quadratic", "--clients", "8", "--dim", "3"]
     assert main(["advise", *task, "--spread", "30", "--board", str(made), "--json"]) == 0
     advice = json.loads(capsys.readouterr().out)

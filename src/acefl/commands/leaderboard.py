@@ -47,6 +47,10 @@ def leaderboard(
             rich_help_panel=options.OUTPUT,
         ),
     ] = None,
+    recorded: Annotated[
+        bool,
+        typer.Option("--recorded", help="Print the board that comes with acefl", rich_help_panel=options.OUTPUT),
+    ] = False,
     workers: options.Workers = None,
     json: options.Json = False,
 ) -> None:
@@ -63,6 +67,7 @@ def leaderboard(
       acefl leaderboard --rule mypkg.mymodule:MyRule --out board
       acefl leaderboard --rule mypkg.mymodule:MyRule --only --out mine
       acefl leaderboard --show board > board.md
+      acefl leaderboard --recorded
     """
     chosen = options.parse_seeds(seeds)
     from acefl import leaderboard as boards
@@ -70,9 +75,8 @@ def leaderboard(
     from acefl.commands import show as showing
     from acefl.standings import Board
 
-    if show is not None:
-        board = Board.read(show)
-        _print(board, json)
+    if show is not None or recorded:
+        _print(Board.recorded() if show is None else Board.read(show), json)
         return
     own = options.parse_methods(method) if method else []
     with showing.job_bar(quiet=json, then="writing the report") as progress:

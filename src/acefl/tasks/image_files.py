@@ -132,8 +132,8 @@ def _from_hub(name: str) -> Images:
         content = datasets.load_dataset(hub)
     except Exception as error:  # no internet, no such name, no disk: whatever it is, a folder is the way out
         raise InvalidInput(
-            f"{name} is not to be had from the hub ({type(error).__name__}); give its folder (--data): on a machine with internet, "
-            f"huggingface-cli download {hub} --repo-type dataset --local-dir FOLDER"
+            f"{name} is not to be had from the hub ({type(error).__name__}); give its folder (--data): on a machine "
+            f"with internet, huggingface-cli download {hub} --repo-type dataset --local-dir FOLDER"
         ) from None
     label = "label" if name == "cifar10" else "fine_label"
 

@@ -114,8 +114,8 @@ def _from_hub() -> Rows:
         content = datasets.load_dataset(HUB)
     except Exception as error:  # no internet, no such name, no disk: whatever it is, a folder is the way out
         raise InvalidInput(
-            f"20 Newsgroups is not to be had from the hub ({type(error).__name__}); give its folder (--data): on a machine with "
-            f"internet, huggingface-cli download {HUB} --repo-type dataset --local-dir FOLDER"
+            f"20 Newsgroups is not to be had from the hub ({type(error).__name__}); give its folder (--data): on a "
+            f"machine with internet, huggingface-cli download {HUB} --repo-type dataset --local-dir FOLDER"
         ) from None
     return {split: _columns(HUB, content[split]) for split in ("train", "test")}
 
