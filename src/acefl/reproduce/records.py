@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from acefl.errors import require
 from acefl.record import plain
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Record = dict[str, Any]
 _ORDER = ("ACE", "ACED", "CA2FL", "FedBuff", "DelayAdaptiveASGD", "ASGD")  # of methods, in every table and legend
@@ -71,25 +68,23 @@ class Results:
         counts = Counter(json.dumps(r["labels"], sort_keys=True) for r in self.records)
         return min(counts.values(), default=0)
 
-    def frame(self) -> pd.DataFrame:
-        import pandas as pd
-
-        rows = []
-        for r in self.records:
-            counts = {key: r[key] for key in ("steps", "arrivals", "time", "wall_seconds", "diverged", "staleness")}
-            rows.append(
-                {**r["labels"], "seed": r["settings"]["seed"], "lr": r["settings"]["lr"], **r["final"], **counts}
-            )
-        return pd.DataFrame(rows)
+    def balanced(self) -> Results:
+        """Only the seeds that every entry has, so that means are over the same ones."""
+        by_entry: dict[str, set[int]] = {}
+        for record in self.records:
+            by_entry.setdefault(json.dumps(record["labels"], sort_keys=True), set()).add(record["settings"]["seed"])
+        common = set.intersection(*by_entry.values()) if by_entry else set()
+        return Results(record for record in self.records if record["settings"]["seed"] in common)
 
     def values(self, metric: str, **labels: Any) -> list[float]:
-        """A final metric over seeds; a run that diverged has none, and counts as NaN."""
-        found = [r["final"].get(metric) for r in self.where(**labels).records]
-        return [math.nan if value is None else float(value) for value in found]
+        """A final metric over seeds; a run that diverged counts as NaN, whatever it was judged at before."""
+        found = [(r["final"].get(metric), r["diverged"]) for r in self.where(**labels).records]
+        return [math.nan if value is None or diverged else float(value) for value, diverged in found]
 
     def mean(self, metric: str, **labels: Any) -> float | None:
-        """The mean over seeds, None where there is no run; a diverged run's accuracy is what guessing gives."""
-        values = [value for value in self.values(metric, **labels) if not math.isnan(value)]
+        """The mean over seeds, None where there is no run; of a run that diverged, what it was last judged at."""
+        found = [r["final"].get(metric) for r in self.where(**labels).records]
+        values = [float(value) for value in found if value is not None]
         return sum(values) / len(values) if values else None
 
     def curve(self, metric: str, against: str, **labels: Any) -> list[tuple[list[float], list[float]]]:
@@ -115,8 +110,3 @@ def spread(values: Sequence[float]) -> str:
         deviation = math.sqrt(sum((value - mean) ** 2 for value in finite) / (len(finite) - 1))
         text += f" ± {deviation:.3f} ({len(finite)})"
     return text + (f", {lost} diverged" if lost else "")
-
-
-def summary(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record without its curve: for printing."""
-    return {key: value for key, value in record.items() if key != "history"}

@@ -161,8 +161,6 @@ class _Schedule:
 
     def _shared(self, assignment: Assignment) -> bool:
         """Whether another recipe has made this very run: then its record is copied, under our labels."""
-        if assignment.probe is not None:
-            return False
         for ledger in self._ledgers.values():
             record = ledger.records.get(assignment.cell.name)
             if record is not None and record["kind"] == assignment.kind:

