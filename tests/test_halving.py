@@ -53,6 +53,18 @@ def test_the_best_is_the_lowest_of_those_that_ran_to_the_end(aced: Tuning) -> No
     assert (aced.lr, aced.rule) == (aced.best.settings["lr"], ACED(tau=int(aced.best.settings["tau"])))
 
 
+@pytest.mark.parametrize("budget", [8.0, 10.0, 12.0])
+@pytest.mark.parametrize("rule", [ACE(), FedBuff(), ASGD()], ids=lambda rule: type(rule).__name__)
+def test_a_closer_look_runs_to_the_end_so_that_it_can_be_chosen(rule: Any, budget: float) -> None:
+    later = tune(TASK, rule, **SMALL, budget=budget).trials[GENERATION:]
+    assert any(one.quarters == WHOLE for one in later)
+
+
+def test_a_run_that_diverged_is_never_the_best() -> None:
+    diverged, cut_short = halving.Trial({"lr": 0.1}, WHOLE, math.inf, 1), halving.Trial({"lr": 0.2}, 2, 0.3, 1)
+    assert halving._best([diverged, cut_short]) is cut_short
+
+
 def test_weak_trials_end_early_and_later_generations_look_closer(aced: Tuning) -> None:
     first, later = aced.trials[:GENERATION], aced.trials[GENERATION:]
     ended_early = [one.score for one in first if one.quarters == QUARTERS[0]]
@@ -134,8 +146,9 @@ def test_what_is_searched_is_what_the_method_has() -> None:
     assert list(search_ranges(FedBuff(), 100)) == ["lr", "buffer"]
     with pytest.raises(InvalidInput, match="ACE has no 'tau' to tune; allowed: lr alone"):
         search_ranges(ACE(), 100, over=["tau"])
-    with pytest.raises(InvalidInput, match="budget is 1; allowed: at least 1.75 runs"):
-        tune(TASK, ACE(), **SMALL, budget=1)
+    for budget in (1, math.inf, math.nan):
+        with pytest.raises(InvalidInput, match=f"budget is {budget}; allowed: at least 1.75 runs"):
+            tune(TASK, ACE(), **SMALL, budget=budget)
 
 
 @given(st.integers(1, 2), st.integers(4, 40))

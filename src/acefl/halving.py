@@ -129,7 +129,7 @@ def tune(
     call with the same settings goes on from there; the end is in `out/tuning.json` and `out/report.html`.
     """
     rule = ACE() if rule is None else rule
-    require(budget >= _ROUND_TRIP, f"budget is {budget}; allowed: at least {_ROUND_TRIP} runs, the cost of one trial")
+    check_budget(budget)
     task = built_once(task)
     built = build_task(task, TUNING_SEED)
     scenario.check(built.clients)
@@ -160,6 +160,11 @@ def tune(
         write_json(Path(out) / "tuning.json", {**described, "found": found, "trials": trials, **ending})
         halving.build(Path(out))
     return tuning
+
+
+def check_budget(budget: float) -> None:
+    good = math.isfinite(budget) and budget >= _ROUND_TRIP
+    require(good, f"budget is {budget}; allowed: at least {_ROUND_TRIP} runs, the cost of one trial")
 
 
 def search_ranges(
@@ -234,10 +239,11 @@ class Log:
                 file.write(json.dumps(row, allow_nan=False) + "\n")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Running:
     """A trial that is still in the race."""
 
+    study: optuna.Study
     trial: optuna.Trial
     settings: dict[str, float]
     quarters: int = 0
@@ -261,10 +267,6 @@ class _Search:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._plan, self._ranges, self._objective, self._budget = plan, ranges, objective, budget
         self._log, self._pool, self._progress = log, pool, progress
-        self._study = optuna.create_study(
-            sampler=optuna.samplers.RandomSampler(seed=TUNING_SEED),  # asked for nothing: what is tried is decided here
-            pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=QUARTERS[0], reduction_factor=2),
-        )
         self._spent = 0.0
         self._done = 0
         self._trials: list[_Running] = []
@@ -273,7 +275,8 @@ class _Search:
         self._tell_progress("")
         generation = 0
         while self._left >= _ROUND_TRIP:
-            count = max(1, min(GENERATION, int(self._left / (len(QUARTERS) / WHOLE))))
+            each = _ROUND_TRIP if generation else len(QUARTERS) / WHOLE  # those near the best may all go the whole way
+            count = max(1, min(GENERATION, int(self._left / each)))
             self._race(self._ask(count, generation))
             generation += 1
         trials = [Trial(one.settings, one.quarters, one.score, one.arrivals) for one in self._trials]
@@ -285,7 +288,16 @@ class _Search:
         return self._budget - self._spent
 
     def _ask(self, count: int, generation: int) -> list[_Running]:
-        """The next trials: over the whole ranges at first, then over ever smaller parts around the best so far."""
+        """The next trials: over the whole ranges at first, then over ever smaller parts around the best so far.
+
+        A generation is a study of its own, so that its trials compete with each other for the next stage.
+        """
+        import optuna
+
+        study = optuna.create_study(
+            sampler=optuna.samplers.RandomSampler(seed=TUNING_SEED),  # asked for nothing: what is tried is decided here
+            pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=QUARTERS[0], reduction_factor=2),
+        )
         ranges = self._ranges
         if generation:
             best = _best([Trial(one.settings, one.quarters, one.score, 0) for one in self._trials]).settings
@@ -293,7 +305,7 @@ class _Search:
         points = spread_evenly(count, len(ranges), first=1 if generation else 0)
         asked = [
             _Running(
-                self._study.ask(), {k: own.at(share) for (k, own), share in zip(ranges.items(), point, strict=True)}
+                study, study.ask(), {k: own.at(share) for (k, own), share in zip(ranges.items(), point, strict=True)}
             )
             for point in points
         ]
@@ -305,17 +317,19 @@ class _Search:
         from optuna.trial import TrialState
 
         for quarters in QUARTERS:
-            affordable = [one for place, one in enumerate(running) if (place + 1) * quarters / WHOLE <= self._left]
-            for one in running[len(affordable) :]:
-                self._study.tell(one.trial, state=TrialState.PRUNED)
+            best = sorted(running, key=lambda one: one.score)[: int(self._left * WHOLE / quarters)]
+            affordable = [one for one in running if one in best]
+            for one in running:
+                if one not in best:
+                    one.study.tell(one.trial, state=TrialState.PRUNED)
             self._score(affordable, quarters)
             running = []
             for one in affordable:
                 one.trial.report(one.score, quarters)
                 if quarters == WHOLE:
-                    self._study.tell(one.trial, one.score)
+                    one.study.tell(one.trial, one.score)
                 elif one.trial.should_prune() or not math.isfinite(one.score):
-                    self._study.tell(one.trial, state=TrialState.PRUNED)
+                    one.study.tell(one.trial, state=TrialState.PRUNED)
                 else:
                     running.append(one)
 
@@ -361,8 +375,8 @@ class _Search:
 
 
 def _best(trials: Sequence[Trial]) -> Trial:
-    """The lowest score among those that went furthest; of equals, the smaller rate."""
-    return min(trials, key=lambda one: (-one.quarters, one.score, one.settings["lr"]))
+    """Of those that did not diverge, the lowest score among those that went furthest; of equals, the smaller rate."""
+    return min(trials, key=lambda one: (math.isinf(one.score), -one.quarters, one.score, one.settings["lr"]))
 
 
 def _score_until(part: tuple[Job, int]) -> tuple[float, int]:
