@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from acefl import (
     Cosine,
     Every,
     FedAsync,
+    FedAvg,
     FedBuff,
     InvalidInput,
+    MaleniaSGD,
     Scenario,
     Server,
     Sqrt,
@@ -28,7 +31,7 @@ from acefl import (
     simulate,
     tasks,
 )
-from acefl.schedules import SCHEDULES, from_record, parse
+from acefl.schedules import SCHEDULES, from_record, parse, per_step
 
 TASK = tasks.quadratic(clients=4, dim=3, noise=0.0, seed=0)
 STOP = Stop(arrivals=100)
@@ -47,6 +50,22 @@ def test_sqrt_is_the_paper_s_rate() -> None:
     assert Sqrt().over(100, Stop(arrivals=4000), 10)(0.0) == 0.5
     with pytest.raises(InvalidInput, match="needs the number of steps"):
         Sqrt().over(100, Stop(time=9.0), 1)
+    with pytest.raises(InvalidInput, match="with steps alone where a step takes now more arrivals, now fewer"):
+        Sqrt().over(100, Stop(arrivals=4000), None)
+
+
+@pytest.mark.parametrize(
+    ("rule", "clock", "expected"),
+    [
+        (ASGD(), "event", 1),
+        (FedBuff(buffer=7), "event", 7),
+        (FedBuff(buffer=7), "tick", None),
+        (FedAvg(), "event", None),
+        (MaleniaSGD(), "event", None),
+    ],
+)
+def test_a_step_takes_a_known_number_of_arrivals_or_none_is_named(rule: Any, clock: str, expected: int | None) -> None:
+    assert per_step(rule, rule.build(10, torch.zeros(3)), clock) == expected
 
 
 @pytest.mark.parametrize("stop", [Stop(arrivals=60), Stop(steps=60), Stop(time=20.0)])

@@ -29,7 +29,7 @@ from acefl.optimizers import Optimizer
 from acefl.record import CHECKPOINT, FORMAT, Events, Run, machine, plain
 from acefl.rules import label
 from acefl.rundir import RunDirectory, reopen, start
-from acefl.schedules import Schedule
+from acefl.schedules import Schedule, per_step
 from acefl.server import Server
 from acefl.simulation import Observer
 from acefl.state import lending
@@ -259,15 +259,16 @@ class Federation:
             f"norm_limit with {label(rule)}, whose clients send changes: they would take a cut one for accepted whole",
         )
         self.fleet, self.stop = fleet, stop
+        built = rule.build(fleet.clients, model, samples)
         self.server = Server(
             model,
-            rule.build(fleet.clients, model, samples),
+            built,
             lr,
             fleet.clients,
             gate=Gate(fleet.clients, model, norm=norm_limit),
             on_arrival=self._arrived,
             optimizer=optimizer,
-            schedule=schedule.over(fleet.clients, stop, getattr(rule, "buffer", 1)) if schedule is not None else None,
+            schedule=schedule.over(fleet.clients, stop, per_step(rule, built)) if schedule else None,
         )
         fleet.attach(self.server)
         self.config = {**configuration(rule, lr, stop, model.numel()), **config}

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from acefl.calls import make, named
 from acefl.errors import InvalidInput, require_number
 from acefl.stop import Stop
+from acefl.types import Rule, RuleSettings
 
 Factor = Callable[[float], float]  # of the share of the budget spent, from 0 to 1
 
@@ -20,14 +21,16 @@ Factor = Callable[[float], float]  # of the share of the budget spent, from 0 to
 class Schedule(Protocol):
     """A frozen dataclass of settings that gives the factor for a run."""
 
-    def over(self, clients: int, stop: Stop, arrivals_per_step: int) -> Factor: ...
+    def over(self, clients: int, stop: Stop, arrivals_per_step: int | None) -> Factor:
+        """`arrivals_per_step` is None where steps take now more, now fewer of them."""
+        ...
 
 
 @dataclass(frozen=True)
 class Constant:
     """The learning rate as it is."""
 
-    def over(self, clients: int, stop: Stop, arrivals_per_step: int) -> Factor:
+    def over(self, clients: int, stop: Stop, arrivals_per_step: int | None) -> Factor:
         return lambda spent: 1.0
 
 
@@ -39,13 +42,16 @@ class Sqrt:
     does not say.
     """
 
-    def over(self, clients: int, stop: Stop, arrivals_per_step: int) -> Factor:
+    def over(self, clients: int, stop: Stop, arrivals_per_step: int | None) -> Factor:
         if stop.steps is not None:
             steps = float(stop.steps)
-        elif stop.arrivals is not None:
+        elif stop.arrivals is not None and arrivals_per_step is not None:
             steps = stop.arrivals / arrivals_per_step
         else:
-            raise InvalidInput("schedule Sqrt needs the number of steps; allowed: a stop with steps or arrivals")
+            raise InvalidInput(
+                "schedule Sqrt needs the number of steps; allowed: a stop with steps or arrivals, and with steps alone "
+                "where a step takes now more arrivals, now fewer (clock tick, rounds)"
+            )
         factor = math.sqrt(clients / steps)
         return lambda spent: factor
 
@@ -59,7 +65,7 @@ class WarmUp:
     def __post_init__(self) -> None:
         _check_share("share", self.share)
 
-    def over(self, clients: int, stop: Stop, arrivals_per_step: int) -> Factor:
+    def over(self, clients: int, stop: Stop, arrivals_per_step: int | None) -> Factor:
         return lambda spent: min(1.0, spent / self.share) if self.share else 1.0
 
 
@@ -75,7 +81,7 @@ class Cosine:
         require_number("floor", self.floor, lambda floor: 0 <= floor <= 1, "from 0 to 1")
         _check_share("warmup", self.warmup)
 
-    def over(self, clients: int, stop: Stop, arrivals_per_step: int) -> Factor:
+    def over(self, clients: int, stop: Stop, arrivals_per_step: int | None) -> Factor:
         def factor(spent: float) -> float:
             if spent < self.warmup:
                 return spent / self.warmup
@@ -83,6 +89,12 @@ class Cosine:
             return self.floor + (1.0 - self.floor) * 0.5 * (1.0 + math.cos(math.pi * min(way, 1.0)))
 
         return factor
+
+
+def per_step(settings: RuleSettings, rule: Rule, clock: str = "event") -> int | None:
+    """Arrivals that make a step, where that is always the same number."""
+    varies = clock == "tick" or getattr(rule, "needs_everybody", False)
+    return None if varies else int(getattr(settings, "buffer", 1))
 
 
 SCHEDULES: dict[str, type[Any]] = {kind.__name__: kind for kind in (Constant, Sqrt, WarmUp, Cosine)}

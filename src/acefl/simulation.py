@@ -22,7 +22,7 @@ from acefl.optimizers import Optimizer
 from acefl.own import origin
 from acefl.record import FORMAT, Events, Run, machine, plain, refuse_foreign
 from acefl.rules import METHODS, label
-from acefl.schedules import Schedule
+from acefl.schedules import Schedule, per_step
 from acefl.server import Server
 from acefl.stop import Stop
 from acefl.tasks.base import Evaluation, Task
@@ -172,15 +172,16 @@ class Simulation:
         self.events = Events()
         self.observers = list(observers)
         model = task.initial()
+        built = rule.build(task.clients, model, task.samples)
         self.server = Server(
             model,
-            rule.build(task.clients, model, task.samples),
+            built,
             lr,
             task.clients,
             gate=Gate(task.clients, model, finite=not model.is_cuda, norm=norm_limit),
             on_arrival=partial(_note, self.fleet, self.events, self.observers),
             optimizer=optimizer,
-            schedule=schedule.over(task.clients, stop, getattr(rule, "buffer", 1)) if schedule is not None else None,
+            schedule=schedule.over(task.clients, stop, per_step(rule, built, scenario.clock)) if schedule else None,
         )
         self.config = configuration(task, rule, lr, scenario, stop, seed, model.numel())
         if norm_limit is not None:

@@ -32,6 +32,12 @@ def test_the_condition_is_on_the_harmonic_mean() -> None:
     assert against_oracle(History(2, 0, [*fast, [Come(1, 0)], [Come(1, 0)]]), MaleniaSGD(batch=2.5)) == 1
 
 
+@pytest.mark.parametrize(("clients", "batch"), [(3, 5), (3, 10), (6, 9), (7, 9)])
+def test_equal_counts_reach_their_own_mean_whatever_rounding_makes_of_it(clients: int, batch: int) -> None:
+    turns: list[Event] = [[Come(client, 0)] for _ in range(batch) for client in range(clients)]
+    assert against_oracle(History(clients, 0, turns), MaleniaSGD(batch=batch)) == 1
+
+
 def test_clients_that_come_and_go() -> None:
     turns: list[Event] = [
         [Come(0, 0)],

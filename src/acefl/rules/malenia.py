@@ -11,6 +11,8 @@ from acefl.errors import require, require_number
 from acefl.rules.client_means import ClientMeans
 from acefl.types import Arrival, Rule, State, Vector
 
+_NEARLY = 1.0 - 1e-12  # a harmonic mean of equal counts may be rounded below them
+
 
 @dataclass(frozen=True)
 class MaleniaSGD:
@@ -54,7 +56,7 @@ class CollectingRule:
     def _is_enough(self) -> bool:
         counts = self._means.counts
         waiting = len(counts) + len(self._gone - counts.keys()) < self._clients
-        return not waiting and len(counts) / sum(1.0 / count for count in counts.values()) >= self._batch
+        return not waiting and len(counts) / sum(1.0 / count for count in counts.values()) >= self._batch * _NEARLY
 
     def direction(self) -> Vector:
         self._taken = True
