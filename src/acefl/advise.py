@@ -18,12 +18,11 @@ from acefl.errors import require
 from acefl.leaderboard import MEANING
 from acefl.record import Run
 from acefl.rules import METHODS, from_settings, label
-from acefl.standings import Board, Standing
+from acefl.standings import SHOWN, Board, Standing
 
 if TYPE_CHECKING:
     import pandas as pd
 
-OBJECTIVES = {"digits": "client_loss", "quadratic": "gap"}  # what the leaderboard's methods were tuned by
 SILENT_GAPS, SILENT_SHARE = 5.0, 0.2  # silent: for five of a client's usual pauses and a fifth of the run
 MANY_SILENT = 0.2  # Pareto task times of tail index 1.3 make up to 0.16 look silent who are at a very long task
 UNEQUAL = 4.0  # times as many updates from the fastest fifth of clients as from the slowest
@@ -137,8 +136,9 @@ def unbeaten(board: Board, scenario: str) -> list[Standing]:
     Methods that wait for rounds are left out: whoever asks has clients that do not wait.
     """
     among = list(filter(_is_asynchronous, board.methods))
+    require(bool(among), "the leaderboard has no asynchronous method of the library; allowed: one that has")
     left: list[Standing] = []
-    for task, key in OBJECTIVES.items():
+    for task, key in SHOWN.items():
         column = board.column(task, scenario, key, among)
         among = [standing.method for standing in column if standing.first] or [column[0].method]
         left = [standing for standing in left or column if standing.method in among]
@@ -147,7 +147,11 @@ def unbeaten(board: Board, scenario: str) -> list[Standing]:
 
 def simplest(standings: Sequence[Standing]) -> Standing:
     """Of equals, one that keeps no row per client; else the one that stands first."""
-    return next((s for s in standings if not {"table", "home"} & set(s.row["rule"])), standings[0])
+    return next(filter(_keeps_no_rows, standings), standings[0])
+
+
+def _keeps_no_rows(standing: Standing) -> bool:
+    return not {"table", "home"} & set(standing.row["rule"])
 
 
 def advise(run: Run, board: Board | None = None) -> Advice:
@@ -160,11 +164,12 @@ def advise(run: Run, board: Board | None = None) -> Advice:
     rule = _with_settings(chosen, seen, board)
     rates, about_rates = _rates(run, chosen, scenario, board)
     others = ", ".join(standing.method for standing in among if standing is not chosen)
+    why = "which it is simpler than" if _keeps_no_rows(chosen) else "which it stands before"
     evidence = [
         *_seen(seen),
         f"Of the leaderboard's scenarios that is nearest to '{scenario}': {MEANING[scenario]}.",
-        f"There {chosen.method} is not beaten on digits (client-average loss {chosen.mean:.3g} ± {chosen.half:.2g})"
-        + (f", and neither are {others}; it is the simplest of them." if others else "."),
+        f"There {chosen.method} cannot be told apart from the first (digits, client-average loss {chosen.mean:.3g} ± "
+        f"{chosen.half:.2g})" + (f", and neither can {others}, {why}." if others else "."),
         *about_rates,
     ]
     return Advice(label(rule), rates, scenario, evidence, _unknown(run, seen))
@@ -247,7 +252,10 @@ def _unknown(run: Run, seen: Symptoms) -> list[str]:
 
 def decision_table(board: Board) -> str:
     """The decisions as Markdown, for the docs: the same functions make them here and in `advise`."""
-    lines = ["| What the run shows, first that holds | Scenario | Take | Not beaten there |", "|---|---|---|---|"]
+    lines = [
+        "| What the run shows, first that holds | Scenario | Take | Not to be told apart there |",
+        "|---|---|---|---|",
+    ]
     for scenario, sign in SIGNS.items():
         among = unbeaten(board, scenario)
         names = ", ".join(standing.method for standing in among)

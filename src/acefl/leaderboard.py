@@ -8,6 +8,8 @@ goes on where it was, and a method added later costs its own cells only.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import inspect
 import json
 import math
 import os
@@ -19,7 +21,7 @@ from typing import Any
 
 from acefl.errors import require
 from acefl.experiment import DEFAULT_TASK, TUNING_SEED, Job, Progress, build_task, command_line, make, run_name
-from acefl.halving import tune
+from acefl.halving import check_budget, tune
 from acefl.record import FORMAT, machine, plain, read_json
 from acefl.rules import METHODS, label
 from acefl.simulation import imported_from, settings_of
@@ -48,7 +50,7 @@ MEANING: Mapping[str, str] = {
     "tick 5": "a step per unit of time, tasks take 5 on average",
     "tick 30": "a step per unit of time, tasks take 30 on average",
 }
-ARRIVALS, BUDGET, SEEDS = 8000, 10.0, (0, 1, 2, 3, 4)
+ARRIVALS, BUDGET, SEEDS = 6000, 12.0, (0, 1, 2, 3, 4)
 _QUICK: Mapping[str, Any] = {"arrivals": 80, "budget": 2.0, "seeds": (0, 1)}
 _KEPT = ("accuracy", "client_loss", "slow_accuracy", "gap", "grad_norm")
 _SETTINGS = ("arrivals", "budget", "seeds", "tasks", "scenarios")
@@ -70,7 +72,7 @@ class Cell:
     def fill(self) -> float:
         """Tune, run on every seed, and write it down; the seconds it took."""
         began = time.perf_counter()
-        scenario = SCENARIOS[self.scenario]
+        scenario = scenario_of(self.rule, SCENARIOS[self.scenario])
         found = tune(self.settings, self.rule, scenario=scenario, stop=self.stop, budget=self.budget, workers=1)
         runs = [make(Job(self.settings, found.rule, found.lr, scenario, self.stop, seed, 4)) for seed in self.seeds]
         names = [name for name in _KEPT if name in runs[0].final]
@@ -119,6 +121,7 @@ def leaderboard(
     if quick:
         arrivals, budget, seeds = _QUICK["arrivals"], _QUICK["budget"], _QUICK["seeds"]
     require(arrivals >= 1, f"arrivals is {arrivals}; allowed: at least 1")
+    check_budget(budget)
     require(len(seeds) >= 2, f"seeds are {list(seeds)}; allowed: at least two, to know how much they differ")
     require(TUNING_SEED not in seeds, f"seed {TUNING_SEED} is kept for tuning; use another")
     require(not only or bool(own), "only is given without a method; name at least one")
@@ -146,7 +149,7 @@ def leaderboard(
             stop_of(rule, scenario, int(settings["clients"]), arrivals),
             budget,
             tuple(seeds),
-            folder / "cells" / f"{run_name(f'{task}-{name}-{label(rule)}', 0).removesuffix('-seed0')}.json",
+            folder / "cells" / f"{run_name(f'{task}-{name}-{_title(rule)}', 0).removesuffix('-seed0')}.json",
         )
         for task, settings in tasks.items()
         for name, scenario in SCENARIOS.items()
@@ -161,6 +164,22 @@ def leaderboard(
     write_board(folder / "leaderboard.json", {**board, **took, "rows": rows})
     boards.build(folder)
     return folder
+
+
+def _title(rule: RuleSettings) -> str:
+    """A method's name in a cell's; with its source's, so that a method of one's own that was changed runs anew."""
+    if type(rule) in METHODS.values():
+        return label(rule)
+    source = Path(inspect.getfile(type(rule))).read_bytes()
+    return f"{label(rule)}-{hashlib.sha256(source).hexdigest()[:8]}"
+
+
+def scenario_of(rule: RuleSettings, scenario: Scenario) -> Scenario:
+    """Clients leave after a share of the arrivals; for a method with rounds, whose budget is time, at that time."""
+    if not getattr(rule, "synchronous", False) or not scenario.dropout:
+        return scenario
+    before, after = scenario.dropout_at, (1.0 - scenario.dropout_at) / (1.0 - scenario.dropout)
+    return dataclasses.replace(scenario, dropout_at=before / (before + after))
 
 
 def stop_of(rule: RuleSettings, scenario: Scenario, clients: int, arrivals: int) -> Stop:

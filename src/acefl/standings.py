@@ -20,7 +20,7 @@ from acefl.errors import require
 from acefl.record import read_json
 from acefl.report.metrics import Metric, by_key
 
-SHOWN: Mapping[str, str] = {"digits": "slow_accuracy", "quadratic": "gap"}  # what the front page shows of a task
+SHOWN: Mapping[str, str] = {"digits": "client_loss", "quadratic": "gap"}  # of a task: what its methods were tuned by
 RECORDED = "leaderboard.json"  # the board this release was measured by, within the package
 
 
@@ -129,6 +129,8 @@ def written(standing: Standing | None, metric: Metric, bold: str = "") -> str:
         if metric.log
         else (metric.write(standing.mean, standing.half, digits=3))
     )
+    idle = sum(steps == 0 for steps in standing.row.get("steps", ()))
+    text += f" ({idle} without a step)" * bool(idle)
     return f"{bold}{text}{bold}" if standing.first else text
 
 

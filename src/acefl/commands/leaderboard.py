@@ -24,11 +24,11 @@ def leaderboard(
     only: Annotated[bool, typer.Option("--only", help="Only the methods named, not the library's")] = False,
     arrivals: Annotated[
         int, typer.Option(metavar="N", min=1, help="Accepted uploads per run", rich_help_panel=options.BUDGET)
-    ] = 8000,
+    ] = 6000,
     budget: Annotated[
         float,
         typer.Option(metavar="N", help="Whole runs that tuning a cell may cost", rich_help_panel=options.BUDGET),
-    ] = 10.0,
+    ] = 12.0,
     seeds: options.Seeds = "5",
     quick: Annotated[
         bool, typer.Option("--quick", help="All of it in a minute or two; the numbers mean nothing")
