@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from experiments.ideas import study
+from experiments.ideas import cifar, study
 from experiments.ideas.ideas import DampedACE, FadingACED, MomentumACE
 from experiments.leaderboard.publish import filled
 
 from acefl import ACE, Scenario, Stop, simulate, tasks
+from acefl.reproduce.records import Ledger, Results
 from acefl.standings import Board
 from acefl.testing import LAWS
 
@@ -54,3 +56,28 @@ def test_an_idea_wins_only_where_it_is_ahead_of_all_three_on_seed_after_seed() -
     board = Board({"tasks": {"digits": {}}, "scenarios": {"equal": {}}, "rows": rows})
     [win] = study._wins(board, "digits")
     assert win.startswith("- DampedACE, digits, equal: by 0.2")
+
+
+def test_on_cifar_seeds_are_paired_in_whatever_order_they_were_made() -> None:
+    order = [3, 0, 4, 1, 2]
+    losses = {"ACE": 2.0, "ACED": 2.1, "CA2FL": 2.2, "DampedACE": 1.9, "FadingACED": 2.05, "MomentumACE": 3.0}
+    records = [
+        {
+            "kind": "run",
+            "labels": {"method": method},
+            "settings": {"seed": seed, "lr": 0.1},
+            "final": {"client_loss": loss + 10.0 * seed, "slow_accuracy": 0.5},
+        }
+        for turn, (method, loss) in enumerate(losses.items())
+        for seed in order[turn % 5 :] + order[: turn % 5]
+    ]
+    [win] = cifar.wins(Results(records))
+    assert win.startswith("- DampedACE, mean over clients of their own loss: by 0.1")
+
+
+def test_the_cifar_page_shows_what_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = (cifar.OUT / "README.md").read_text(encoding="utf-8")
+    results = Results(Ledger(cifar.OUT / "results.jsonl").records.values())
+    monkeypatch.setattr(cifar, "OUT", tmp_path)
+    cifar.write_page(results)
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == written
