@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from pathlib import Path
@@ -15,7 +16,7 @@ from acefl import simulate as simulated
 from acefl.advise import SIGNS, advise, decision_table, simplest, symptoms_of, unbeaten
 from acefl.cli import main
 from acefl.experiment import build_task
-from acefl.leaderboard import MEANING, SCENARIOS, TASKS, stop_of
+from acefl.leaderboard import MEANING, SCENARIOS, TASKS, scenario_of, stop_of
 from acefl.rules import parse
 from acefl.standings import Board, half_width
 
@@ -208,6 +209,47 @@ def test_quadratics_decide_among_those_that_digits_cannot_tell_apart() -> None:
     content["rows"] += other["rows"]
     content["tasks"]["quadratic"] = {"clients": 10}
     assert [standing.method for standing in unbeaten(Board(content), "equal")] == ["ACE"]
+
+
+def test_advice_wants_a_board_with_asynchronous_methods() -> None:
+    with pytest.raises(InvalidInput, match="no asynchronous method of the library"):
+        unbeaten(Board(board_of({"equal": {"FedAvg": [1.0, 1.0]}})), "equal")
+
+
+def test_who_made_no_step_is_marked() -> None:
+    content = board_of({"equal": {"ACE": [1.0, 1.1, 0.9]}})
+    content["rows"][0]["steps"] = [0, 5, 0]
+    assert "(2 without a step)" in Board(content).markdown("digits", "client_loss")
+
+
+def test_half_of_the_clients_leave_everybody_at_the_same_time() -> None:
+    """By arrivals for those that count arrivals; a method with rounds is told the time at which that is, on average."""
+    scenario = SCENARIOS["dropout"]
+    assert scenario_of(ACE(), scenario) is scenario
+    assert scenario_of(FedAvg(), SCENARIOS["spread"]) is SCENARIOS["spread"]
+    rounds, arrivals, clients = scenario_of(FedAvg(), scenario), 20_000, 50
+    run = simulated(
+        tasks.quadratic(clients=clients, dim=2), ACE(), lr=1e-9, scenario=scenario, stop=Stop(arrivals=arrivals)
+    )
+    left_at = float(run.events["time"].iloc[arrivals // 2])
+    whole = stop_of(FedAvg(), scenario, clients, arrivals).time
+    assert whole is not None
+    # Both times are sums of thousands of exponential ones: a standard deviation of about 0.7 %, so 4 % is beyond five.
+    assert left_at == pytest.approx(rounds.dropout_at * whole, rel=0.04)
+    assert float(run.time) == pytest.approx(whole, rel=0.04)
+
+
+def test_a_method_of_ones_own_that_was_changed_gets_cells_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "from acefl import ACE\n\n\nclass Mine(ACE):\n    pass\n"
+    (tmp_path / "changing.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    rule = importlib.import_module("changing").Mine()
+    before = leaderboard._title(rule)
+    (tmp_path / "changing.py").write_text(source + "\n# another one\n")
+    assert leaderboard._title(rule) != before
+    assert leaderboard._title(ACE()) == "ACE"
 
 
 def test_the_commands(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

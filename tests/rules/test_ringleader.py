@@ -40,8 +40,8 @@ def test_the_example_of_the_paper_s_two_phases() -> None:
 
 @given(st.integers(2, 6), st.integers(0, 50), st.sampled_from((1.0, 5.0, 40.0)))
 @settings(max_examples=20)
-def test_nothing_in_a_step_is_staler_than_2n_minus_2(clients: int, seed: int, spread: float) -> None:
-    """The paper's bound, on all contributions of all steps of a run: one may be used up to the end of its round."""
+def test_nothing_arrives_staler_than_2n_minus_2(clients: int, seed: int, spread: float) -> None:
+    """The paper's bound, on every update of a run when it arrives."""
     task = tasks.quadratic(clients=clients, dim=2, seed=seed)
     run = simulate(
         task,
