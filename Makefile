@@ -8,7 +8,7 @@ PYTEST_FLAGS ?= -n 2 --dist worksteal
 # The stamp carries a checksum, so that a fresh checkout of the same lock reinstalls nothing.
 STAMP := $(VENV)/.installed-$(shell cat requirements.lock pyproject.toml | cksum | cut -d ' ' -f 1)
 
-.PHONY: help demo demo-flower test lint types docs bench setup lock clean
+.PHONY: help demo demo-flower test cover lint types docs bench setup lock clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -21,7 +21,10 @@ demo: $(STAMP) ## compare all methods on real data (about three minutes), then s
 demo-flower: $(STAMP) ## a real Flower federation on this machine: one slow node, one that dies and comes back (some minutes)
 	$(BIN)/python examples/flower-digits/demo.py
 
-test: lint types ## lint, types, then all tests but the slow ones, with coverage
+test: lint types ## lint, types, then all tests but the slow ones
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+cover: $(STAMP) ## the same tests with coverage, which makes them half as long again
 	$(BIN)/python -m pytest --cov --cov-report=term $(PYTEST_FLAGS)
 
 lint: $(STAMP) ## ruff, both the linter and the formatter
