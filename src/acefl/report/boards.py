@@ -12,7 +12,7 @@ from acefl.report.drawing import Figure, Panel, numbers
 from acefl.report.metrics import by_key
 from acefl.standings import SHOWN, Board, written
 
-_ALSO = {"digits": ("slow_accuracy", "accuracy", "client_loss"), "quadratic": ("gap",)}
+_ALSO = {"digits": ("client_loss", "slow_accuracy", "accuracy"), "quadratic": ("gap",)}
 
 
 def build(directory: Path, out: Path | None = None) -> Path:
