@@ -7,6 +7,7 @@ import json
 import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from acefl.cli import main
 from acefl.commands import reproduce as command
 from acefl.errors import InvalidInput
 from acefl.reproduce import cifar10_main, rates, runner
+from acefl.reproduce.page import Page, lines
 from acefl.reproduce.plan import FORMS, Planned, Request, Tuning, contestants
 from acefl.reproduce.records import Ledger, Results, spread
 from acefl.sweep import Cell
@@ -306,6 +308,33 @@ def test_runs_of_another_kind_want_a_directory_of_their_own(change: dict[str, An
         reproduce.reproduce("overheads-table", dataclasses.replace(request, **change), tmp_path / "out", command="")
 
 
+def test_a_point_stands_above_its_own_mark_though_others_have_more(tmp_path: Path) -> None:
+    """A method that was not run at 10 % has its 30 % where everybody's 30 % is."""
+    made = {"ACE": (0.0, 0.3), "ASGD": (0.0, 0.1, 0.3)}
+    records = [
+        {"kind": "run", "labels": {"method": m, "dropout": x}, "final": {"accuracy": x}, "diverged": False}
+        for m, places in made.items()
+        for x in places
+    ]
+    page = Page(tmp_path)
+    drawn: dict[str, list[int]] = {}
+    marks: list[str] = []
+
+    class Axes(MagicMock):
+        def errorbar(self, x: Any, *rest: Any, label: str, **looks: Any) -> None:
+            drawn[label] = list(x)
+
+        def set_xticks(self, at: Any, names: list[str]) -> None:
+            marks[:] = names
+
+    plt = MagicMock()
+    plt.subplots.return_value = (None, Axes())
+    page.figure = lambda name, caption, draw: draw(plt)  # type: ignore[method-assign]
+    lines(page, "f", "c", Results(records), "dropout", by="method")
+    assert marks == ["0", "0.1", "0.3"]
+    assert drawn == {"ACE": [0, 2], "ASGD": [0, 1, 2]}
+
+
 def test_means_leave_out_what_diverged_and_say_so() -> None:
     def record(seed: int, accuracy: float | None) -> dict[str, Any]:
         own = {"labels": {"method": "ACE"}, "settings": {"seed": seed}, "final": {"accuracy": accuracy}}
@@ -350,6 +379,7 @@ def test_a_recorded_page_is_what_its_records_give(folder: Path, tmp_path: Path) 
             "no cifar10 in nowhere; allowed: a",
         ),
         (["news20-table", "--data", "nowhere", "--quick", "--workers", "1"], "no 20 Newsgroups in nowhere; allowed: a"),
+        (["rates-table", "--start", "x"], "start is given for rates-table; allowed for readings alone"),
         (["rates-table", "--form", "tuned"], "form is 'tuned'; allowed for rates-table: printed"),
     ],
 )

@@ -170,7 +170,10 @@ def _title(rule: RuleSettings) -> str:
     """A method's name in a cell's; with its source's, so that a method of one's own that was changed runs anew."""
     if type(rule) in METHODS.values():
         return label(rule)
-    source = Path(inspect.getfile(type(rule))).read_bytes()
+    try:
+        source = Path(inspect.getfile(type(rule))).read_bytes()
+    except (TypeError, OSError):  # typed in, not in a file
+        return label(rule)
     return f"{label(rule)}-{hashlib.sha256(source).hexdigest()[:8]}"
 
 

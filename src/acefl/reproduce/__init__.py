@@ -63,6 +63,7 @@ def reproduce(
 
     chosen = recipe(name)
     require(request.form in chosen.forms, f"form is {request.form!r}; allowed for {name}: {', '.join(chosen.forms)}")
+    require(request.start is None or name == "readings", f"start is given for {name}; allowed for readings alone")
     _claim(out, name, command, {key: plain(getattr(request, key)) for key in _SAME})
     outcome = runner.run(chosen.plan(request), {name: out}, workers=workers, limit=limit, progress=progress)
     if chosen.measure is not None:

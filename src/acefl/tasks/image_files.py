@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from acefl.errors import InvalidInput
+from acefl.tasks.hub import load_from_hub
 
 Pixels = npt.NDArray[np.uint8]  # (images, 3, 32, 32)
 Labels = npt.NDArray[np.int64]
@@ -126,16 +127,7 @@ def _python(path: Path, layout: _Layout) -> tuple[Pixels, Labels]:
 
 
 def _from_hub(name: str) -> Images:
-    import datasets
-
-    hub = f"uoft-cs/{name}"
-    try:
-        content = datasets.load_dataset(hub)
-    except Exception as error:  # no internet, no such name, no disk: whatever it is, a folder is the way out
-        raise InvalidInput(
-            f"{name} is not to be had from the hub ({type(error).__name__}); give its folder (--data): on a machine "
-            f"with internet, huggingface-cli download {hub} --repo-type dataset --local-dir FOLDER"
-        ) from None
+    content = load_from_hub(name, f"uoft-cs/{name}")
     label = "label" if name == "cifar10" else "fine_label"
 
     def read(split: str) -> tuple[Pixels, Labels]:

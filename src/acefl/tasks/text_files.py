@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from acefl.errors import InvalidInput
+from acefl.tasks.hub import load_from_hub
 
 Labels = npt.NDArray[np.int64]
 HUB = "SetFit/20_newsgroups"
@@ -108,15 +109,7 @@ def _messages(folder: Path) -> list[tuple[str, int]]:
 
 
 def _from_hub() -> Rows:
-    import datasets
-
-    try:
-        content = datasets.load_dataset(HUB)
-    except Exception as error:  # no internet, no such name, no disk: whatever it is, a folder is the way out
-        raise InvalidInput(
-            f"20 Newsgroups is not to be had from the hub ({type(error).__name__}); give its folder (--data): on a "
-            f"machine with internet, huggingface-cli download {HUB} --repo-type dataset --local-dir FOLDER"
-        ) from None
+    content = load_from_hub("20 Newsgroups", HUB)
     return {split: _columns(HUB, content[split]) for split in ("train", "test")}
 
 

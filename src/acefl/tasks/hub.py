@@ -1,0 +1,20 @@
+"""Data sets from the Hugging Face hub, where there is internet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from acefl.errors import InvalidInput
+
+
+def load_from_hub(what: str, name: str) -> Any:
+    """The splits of a data set, or one line saying how to get it as a folder."""
+    import datasets
+
+    try:
+        return datasets.load_dataset(name)
+    except Exception as error:  # no internet, no such name, no disk: whatever it is, a folder is the way out
+        raise InvalidInput(
+            f"{what} is not to be had from the hub ({type(error).__name__}); give its folder (--data): on a machine "
+            f"with internet, huggingface-cli download {name} --repo-type dataset --local-dir FOLDER"
+        ) from None
