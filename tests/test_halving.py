@@ -60,6 +60,16 @@ def test_a_closer_look_runs_to_the_end_so_that_it_can_be_chosen(rule: Any, budge
     assert any(one.quarters == WHOLE for one in later)
 
 
+def test_of_a_closer_look_nobody_is_cut_for_want_of_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where the pruner lets all of them pass, as it may do with trials that are much alike."""
+    import optuna
+
+    monkeypatch.setattr(optuna.pruners, "SuccessiveHalvingPruner", lambda **settings: optuna.pruners.NopPruner())
+    later = tune(TASK, ACE(), **SMALL, budget=30.0).trials[GENERATION:]
+    assert later
+    assert all(one.quarters == WHOLE for one in later)
+
+
 def test_a_run_that_diverged_is_never_the_best() -> None:
     diverged, cut_short = halving.Trial({"lr": 0.1}, WHOLE, math.inf, 1), halving.Trial({"lr": 0.2}, 2, 0.3, 1)
     assert halving._best([diverged, cut_short]) is cut_short
