@@ -94,24 +94,26 @@ _CAPTURED_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # padding costs a 
 class Replayed:
     """On a GPU: drawing minibatches and computing gradients, captured once per batch size as a CUDA graph and replayed.
 
-    A replay costs the device its arithmetic and the host one launch, where eager code costs hundreds. Models that fill
-    the device are given one at a time (the task's batch limit is then 1), smaller ones are stacked under `vmap`.
+    A replay costs the device its arithmetic and the host one launch, where eager code costs hundreds. Small models are
+    stacked under `vmap`. Large ones run beside each other on streams of their own: the later layers of a network leave
+    most of the device idle, and another client's gradient fills it.
     """
 
     name = "cuda-graph"
 
-    def __init__(self, loss: Loss, gather: Gather) -> None:
+    def __init__(self, loss: Loss, gather: Gather, *, stacked: bool) -> None:
         self._gradient, self._gather = grad(_plain(loss)), gather
+        self._several = self._stacked if stacked else self._beside
         self._captured: dict[int, _Captured] = {}
         self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
 
     def __call__(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
         size = next(size for size in _CAPTURED_SIZES if size >= len(models))
         if size not in self._captured:
-            self._captured[size] = _Captured(self._one if size == 1 else self._many, size, models, self._pool)
+            self._captured[size] = _Captured(self._one if size == 1 else self._several, size, models, self._pool)
         return self._captured[size].replay(models, clients, keys)
 
-    def _many(self, models: torch.Tensor, clients: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    def _stacked(self, models: torch.Tensor, clients: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         gradients: torch.Tensor = vmap(self._gradient)(models, *self._gather(clients, keys))
         return gradients
 
@@ -119,6 +121,18 @@ class Replayed:
         inputs, targets = self._gather(clients, keys)
         gradient: Vector = self._gradient(models[0], tree_map(lambda t: t[0], inputs), targets[0])
         return gradient.unsqueeze(0)
+
+    def _beside(self, models: torch.Tensor, clients: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        inputs, targets = self._gather(clients, keys)
+        trunk, rows = torch.cuda.current_stream(), []
+        branches = [torch.cuda.Stream() for _ in range(len(models))]
+        for k, branch in enumerate(branches):
+            branch.wait_stream(trunk)
+            with torch.cuda.stream(branch):
+                rows.append(self._gradient(models[k], tree_map(lambda t, k=k: t[k], inputs), targets[k]))
+        for branch in branches:
+            trunk.wait_stream(branch)
+        return torch.stack(rows)
 
 
 class _Captured:

@@ -21,13 +21,16 @@ from acefl import keyed
 from acefl.errors import one_of, require
 from acefl.tasks.base import Evaluation
 from acefl.tasks.batch_norm import refuse_running_statistics, uses_batch_statistics
+from acefl.tasks.channels_last import ChannelsLast
 from acefl.tasks.compute import Batch, Gradients, OneByOne, Replayed, Together
 from acefl.tasks.local_work import LocalWork
 from acefl.types import Vector
 
 COMPUTE = ("auto", "one-by-one", "together")
 log = logging.getLogger(__name__)
-_TOGETHER_UP_TO_ON_GPU = 2_000_000  # parameters: above this a single gradient fills the device
+_TOGETHER_UP_TO_ON_GPU = 2_000_000  # parameters: above this models run beside each other instead of stacked
+_BESIDE = 4  # gradients of large models at once on a GPU: more gain nothing
+_BESIDE_PARAMETERS = 2**26  # of these together: each needs memory for its activations
 _TOGETHER_UP_TO = 200_000  # parameters: above this a single gradient fills a CPU core and batching gains nothing
 EVALUATION_BATCH = 4096
 
@@ -162,10 +165,11 @@ class TorchTask:
         batches = not isinstance(self._local, LocalSteps) and not self._random_forward
         if compute == "together":
             require(batches, "compute='together' allows neither local steps nor a random forward pass such as dropout")
+            require(not self._channels_last, "compute='together' and channels_last exclude each other; allowed: one")
             return Together(self._functional_loss, self._draw)
         candidate: Gradients
         if compute == "auto" and batches and self.device.type == "cuda":
-            candidate = Replayed(self._functional_loss, self._gather)
+            candidate = Replayed(self._functional_loss, self._gather, stacked=self._stacks)
         elif compute == "auto" and batches and len(self._flat) <= _TOGETHER_UP_TO:
             candidate = Together(self._functional_loss, self._draw)
         else:
@@ -177,13 +181,17 @@ class TorchTask:
             return OneByOne(self._gradient, self._draw)
         return candidate
 
+    @property
+    def _stacks(self) -> bool:
+        """Whether a GPU computes models stacked, and not beside each other: `vmap` knows no memory formats."""
+        return len(self._flat) <= _TOGETHER_UP_TO_ON_GPU and not self._channels_last
+
     def _most_at_once(self) -> int:
         """How many gradients to compute in one call: one, where batching gains nothing."""
         if isinstance(self.compute, OneByOne):
             return 1
-        on_gpu = self.device.type == "cuda"
-        if on_gpu and len(self._flat) > _TOGETHER_UP_TO_ON_GPU:
-            return 1
+        if isinstance(self.compute, Replayed) and not self._stacks:
+            return max(1, min(_BESIDE, _BESIDE_PARAMETERS // len(self._flat)))
         return 1 << (max(1, min(64, 2**24 // len(self._flat))).bit_length() - 1)
 
     def describe(self) -> dict[str, Any]:
@@ -231,9 +239,16 @@ class TorchTask:
     def _views(self, flat: Vector) -> list[torch.Tensor]:
         return [part.view(shape) for part, shape in zip(flat.split(self._sizes), self._shapes, strict=True)]
 
+    def _named(self, flat: Vector) -> dict[str, torch.Tensor]:
+        """The module's parameters from a flat model, in the format its layers want them in."""
+        if not self._channels_last:
+            return dict(zip(self._names, self._views(flat), strict=True))
+        images = torch.bfloat16 if self._bf16 else torch.float32
+        parts: tuple[torch.Tensor, ...] = ChannelsLast.apply(flat, tuple(self._shapes), images)  # type: ignore[no-untyped-call]
+        return dict(zip(self._names, parts, strict=True))
+
     def _functional_loss(self, flat: Vector, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
-        parameters = {name: self._in_format(view) for name, view in zip(self._names, self._views(flat), strict=True)}
-        return self._loss(self._output(inputs, parameters), targets)
+        return self._loss(self._output(inputs, self._named(flat)), targets)
 
     def _output(self, inputs: Batch, parameters: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
         """The module's output, in float32, with its own parameters or others in their place."""
@@ -347,8 +362,7 @@ class TorchTask:
 
     def _weighted_loss(self, flat: Vector, batch: Any, targets: torch.Tensor) -> torch.Tensor:
         inputs, weights = batch
-        parameters = {name: self._in_format(view) for name, view in zip(self._names, self._views(flat), strict=True)}
-        return torch.dot(self._losses(self._output(inputs, parameters), targets), weights)
+        return torch.dot(self._losses(self._output(inputs, self._named(flat)), targets), weights)
 
     def _weighted_gradient(self, model: Vector, batch: Any, targets: torch.Tensor) -> Vector:
         inputs, weights = batch

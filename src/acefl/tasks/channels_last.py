@@ -1,0 +1,43 @@
+"""A flat model as convolutions on a GPU want it: weights with the channels last, in their own precision."""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+
+class ChannelsLast(torch.autograd.Function):
+    """Parameters of these shapes from a flat model, 4-d ones in a precision of their own; backwards, a flat gradient.
+
+    One copy per weight on the way in and one on the way back. Left to autograd, each way is a change of format and one
+    of precision, and a concatenation of everything at the end. Not for `vmap`, which knows no memory formats.
+    """
+
+    @staticmethod
+    def forward(flat: torch.Tensor, shapes: tuple[torch.Size, ...], images: torch.dtype) -> tuple[torch.Tensor, ...]:
+        return tuple(
+            part.view(shape).to(images, memory_format=torch.channels_last, copy=True)
+            if len(shape) == 4
+            else part.view(shape).clone()
+            for part, shape in zip(flat.split(_sizes(shapes)), shapes, strict=True)
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        ctx.shapes = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        sizes = _sizes(ctx.shapes)
+        flat = grads[0].new_empty(sum(sizes), dtype=torch.float32)
+        starts = accumulate(sizes, initial=0)
+        for start, size, shape, grad in zip(starts, sizes, ctx.shapes, grads, strict=False):
+            flat.narrow(0, start, size).view(shape).copy_(grad)
+        return flat, None, None
+
+
+def _sizes(shapes: tuple[torch.Size, ...]) -> list[int]:
+    return [math.prod(shape) for shape in shapes]
