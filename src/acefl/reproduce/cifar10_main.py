@@ -79,7 +79,7 @@ def report(results: Results, page: Page) -> None:
             continue
         words = {
             "printed": "As printed",
-            "tuned": "Tuned fairly: lr by the same walk of the paper's grid, equal uploads",
+            "tuned": "Tuned fairly: lr by the same search of the paper's grid, equal uploads",
         }
         page.text(f"## {words[form]}")
         for clock in of_form.having("clock"):

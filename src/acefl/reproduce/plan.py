@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from acefl.reproduce.rates import LEARNT
+from acefl.reproduce.rates import DECADES
 from acefl.sweep import Cell, Settings
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Request:
 
 QUICK = {"quick": True, "seeds": (0,), "evaluations": 4, "clients": 10, "steps": 20, "batch": 10}
 QUICK |= {"samples": 1000, "test_samples": 500}
+_QUICK_FIRST = (-3,)  # of the grid of learning rates: c = 0.1 and then downhill
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Tuning:
     unit: float
     changes: Settings
     score: str = "loss"
-    learnt: float = LEARNT  # a run that ends above this share of the score it began with has learnt nothing
+    first: tuple[int, ...] = DECADES  # places of the grid to look at first
 
 
 @dataclass(frozen=True)
@@ -196,8 +197,8 @@ def entry(
     if request.form == "tuned":
         settings["stop.arrivals"] = arrivals or 10 * steps  # what 500 steps of a buffer of ten cost
         changes = {"task.validation": True, **(tune_changes or {})}
-        learnt = math.inf if request.quick else LEARNT  # in a miniature hardly anything is learnt
-        return Planned(recipe, named, settings, request.seeds, Tuning(unit, changes, score, learnt), probe)
+        first = _QUICK_FIRST if request.quick else DECADES
+        return Planned(recipe, named, settings, request.seeds, Tuning(unit, changes, score, first), probe)
     settings["lr"] = PRINTED_C * unit * contestant.local_lr
     settings["stop.steps"] = steps
     if contestant.concurrency is not None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+from itertools import product
+
 from acefl.reproduce import cifar10_main as main
 from acefl.reproduce.page import Page, curves
 from acefl.reproduce.plan import Claim, Contestant, Planned, Recipe, Request, entry
@@ -49,17 +53,24 @@ def report(results: Results, page: Page) -> None:
 
 
 def _comparable(results: Results) -> str | None:
-    gaps = []
-    for full, small in PAIRS.items():
-        for alpha in main.ALPHAS:
-            a = results.mean("accuracy", form="printed", method=full, alpha=alpha)
-            b = results.mean("accuracy", form="printed", method=small, alpha=alpha)
-            if a is not None and b is not None:
-                gaps.append((f"{full} at α = {alpha:g}", b - a))
+    """By the differences of runs of the same seed: their mean, and twice its standard error. One seed tells nothing."""
+    gaps: dict[str, tuple[float, float]] = {}
+    for (full, small), alpha in product(PAIRS.items(), main.ALPHAS):
+        a, b = (results.by_seed("accuracy", form="printed", method=name, alpha=alpha) for name in (full, small))
+        gap = [b[seed] - a[seed] for seed in a if seed in b]
+        if gap:
+            error = 2 * statistics.stdev(gap) / math.sqrt(len(gap)) if len(gap) > 1 else math.inf
+            gaps[f"{full} at α = {alpha:g}"] = statistics.mean(gap), error
     if not gaps:
         return None
-    word = "agrees" if all(abs(gap) <= TOLERANCE for _, gap in gaps) else "does not agree"
-    return f"{word} (within {TOLERANCE:g}): 8-bit minus fp32: " + ", ".join(f"{name} {gap:+.3f}" for name, gap in gaps)
+    if all(abs(mean) <= TOLERANCE for mean, _ in gaps.values()):
+        word = f"agrees within {TOLERANCE:g}"
+    elif any(abs(mean) - error > TOLERANCE for mean, error in gaps.values()):
+        word = f"does not agree within {TOLERANCE:g}"
+    else:
+        word = f"cannot be told: no difference is above {TOLERANCE:g} by more than two standard errors"
+    told = (f"{name} {mean:+.3f}" + ("" if math.isinf(e) else f" ± {e:.3f}") for name, (mean, e) in gaps.items())
+    return f"{word}; 8-bit minus fp32: " + ", ".join(told)
 
 
 RECIPE = Recipe(

@@ -46,11 +46,16 @@ class Ledger:
 
 
 class Results:
-    """The reported runs of a recipe (not those of a learning-rate search), with what tells them apart as columns."""
+    """The reported runs of a recipe (not those of a learning-rate search), with what tells them apart as columns.
+
+    Where a later search chose another learning rate for an entry, its runs with the earlier one count no more.
+    """
 
     def __init__(self, records: Iterable[Record]) -> None:
         every = list(records)
-        self.records = [record for record in every if record["kind"] == "run"]
+        runs = [record for record in every if record["kind"] == "run"]
+        chosen = {_entry(record): record["settings"].get("lr") for record in runs}
+        self.records = [record for record in runs if record["settings"].get("lr") == chosen[_entry(record)]]
         self.trials = [record for record in every if record["kind"] == "trial"]
 
     def where(self, **labels: Any) -> Results:
@@ -65,14 +70,14 @@ class Results:
     @property
     def seeds(self) -> int:
         """How many seeds there are of the entry that has fewest."""
-        counts = Counter(json.dumps(r["labels"], sort_keys=True) for r in self.records)
+        counts = Counter(_entry(record) for record in self.records)
         return min(counts.values(), default=0)
 
     def balanced(self) -> Results:
         """Only the seeds that every entry has, so that means are over the same ones."""
         by_entry: dict[str, set[int]] = {}
         for record in self.records:
-            by_entry.setdefault(json.dumps(record["labels"], sort_keys=True), set()).add(record["settings"]["seed"])
+            by_entry.setdefault(_entry(record), set()).add(record["settings"]["seed"])
         common = set.intersection(*by_entry.values()) if by_entry else set()
         return Results(record for record in self.records if record["settings"]["seed"] in common)
 
@@ -80,6 +85,11 @@ class Results:
         """A final metric over seeds; a run that diverged counts as NaN, whatever it was judged at before."""
         found = [(r["final"].get(metric), r["diverged"]) for r in self.where(**labels).records]
         return [math.nan if value is None or diverged else float(value) for value, diverged in found]
+
+    def by_seed(self, metric: str, **labels: Any) -> dict[int, float]:
+        """A final metric of each seed that has it."""
+        found = {r["settings"]["seed"]: r["final"].get(metric) for r in self.where(**labels).records}
+        return {seed: float(value) for seed, value in found.items() if value is not None}
 
     def mean(self, metric: str, **labels: Any) -> float | None:
         """The mean over seeds, None where there is no run; of a run that diverged, what it was last judged at."""
@@ -94,6 +104,10 @@ class Results:
             points = [(row[against], row[metric]) for row in record["history"] if row.get(metric) is not None]
             curves.append(([x for x, _ in points], [y for _, y in points]))
         return curves
+
+
+def _entry(record: Record) -> str:
+    return json.dumps(record["labels"], sort_keys=True)
 
 
 def spread(values: Sequence[float]) -> str:

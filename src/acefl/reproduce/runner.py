@@ -20,7 +20,7 @@ from acefl.errors import InvalidInput
 from acefl.experiment import Job, make
 from acefl.record import machine
 from acefl.reproduce.plan import Planned, Tuning
-from acefl.reproduce.rates import c_of, walk
+from acefl.reproduce.rates import c_of, search
 from acefl.reproduce.records import Ledger, Record
 from acefl.sweep import Cell
 from acefl.workers import Work, open_pool
@@ -143,7 +143,7 @@ class _Schedule:
         if planned.tuning is not None:
             scores: dict[int, float] = {}
             while True:
-                step = walk(scores)
+                step = search(scores, planned.tuning.first)
                 if step.best is not None:
                     rate = c_of(step.best) * planned.tuning.unit
                     break
@@ -179,11 +179,8 @@ class _Schedule:
 
 
 def _score(trial: Record, tuning: Tuning) -> float:
-    """Infinite for a run that diverged or learnt nothing."""
-    end, begin = trial["final"].get(tuning.score), trial["history"][0].get(tuning.score)
-    if trial["diverged"] or end is None or end > tuning.learnt * begin:
-        return math.inf
-    return float(end)
+    end = trial["final"].get(tuning.score)
+    return math.inf if trial["diverged"] or end is None else float(end)
 
 
 def _alike(settings: Mapping[str, Any]) -> tuple[Any, ...]:
