@@ -20,6 +20,8 @@ from acefl import reproduce
 from acefl.record import FORMAT, write_json
 from acefl.reproduce import runner
 from acefl.reproduce.plan import Planned
+from acefl.reproduce.readings import PRETRAINED
+from acefl.reproduce.records import Ledger
 
 HERE = Path(__file__).parent
 DATA = {"cifar10": "carry/cifar10", "cifar100": "carry/cifar100", "news20": "carry/news"}
@@ -70,16 +72,22 @@ STAGES: dict[str, tuple[str, dict[str, Any], Wanted]] = {
     "main2": ("cifar10-main", {"seeds": (2,)}, _on("tick")),
     "main34": ("cifar10-main", {"seeds": (3, 4)}, _on("tick")),
     "sampled": ("cifar10-main", {"seeds": (0,)}, _on("sampled")),
+    "extended": ("cifar10-extended", {"seeds": (0,)}, _on("tick")),
+    "extended-cnn": ("cifar10-extended", {"seeds": (0, 1, 2, 3, 4)} | CNN, _on("tick")),
     "tuned-cnn": ("cifar10-main", TUNED | CNN, _on("tick")),
     "main-cnn": ("cifar10-main", {"seeds": (0, 1, 2, 3, 4)} | CNN, _on("tick")),
     "quant0": ("quantization", {"seeds": (0,)}, EVERYTHING),
     "quant12": ("quantization", {"seeds": (1, 2)}, EVERYTHING),
+    "quant34": ("quantization", {"seeds": (3, 4)}, EVERYTHING),
     "dropout0": ("dropout", {"seeds": (0,)}, EVERYTHING),
     "dropout12": ("dropout", {"seeds": (1, 2)}, _many_leave),
+    "dropout34": ("dropout", {"seeds": (3, 4)}, _many_leave),
     "dropout-cnn": ("dropout", {"seeds": (0, 1, 2, 3, 4)} | CNN, EVERYTHING),
     "readings": ("readings", {"seeds": (0,)}, EVERYTHING),
     "pretrained": ("readings", {"seeds": (0,), "start": START}, lambda labels: "pre-trained" in labels["change"]),
+    "pretrained12": ("readings", {"seeds": (1, 2), "start": START}, lambda labels: labels["change"] == PRETRAINED),
     "heat0": ("cifar100-heatmap", {"seeds": (0,)}, lambda labels: _corner(labels) and labels["beta"] > 1),
+    "heat1": ("cifar100-heatmap", {"seeds": (0,)}, lambda labels: _corner(labels) and labels["beta"] == 1),
     "heat-cnn": ("cifar100-heatmap", {"seeds": (0,)} | CNN, _corner),
     "amp": ("amplification", TUNED | CNN, EVERYTHING),
     "news": ("news20-table", {"seeds": (0, 1, 2, 3, 4)} | NEWS, _small_news("adamw", "tick")),
@@ -97,7 +105,7 @@ def plan(stages: Sequence[str], device: str, sizes: dict[str, Any]) -> list[Plan
         name, settings, wanted = STAGES[stage]
         recipe = reproduce.recipe(name)
         data = "news20" if "news" in stage else str(recipe.data)
-        needed = [DATA[data], *([ENCODER] if data == "news20" else []), *([START] if stage == "pretrained" else [])]
+        needed = [DATA[data], *[ENCODER] * (data == "news20"), *[START] * stage.startswith("pretrained")]
         missing = [path for path in needed if not Path(path).exists()]
         if missing:
             print(f"left out {stage}: no {', '.join(missing)}", flush=True)
@@ -150,8 +158,10 @@ def merge(folders: Sequence[Path]) -> None:
     """Add records to the pages; runs of the small network, in place of the paper's, get a page of their own."""
     for path in sorted(path for folder in folders for path in folder.glob("*/results.jsonl")):
         name = path.parent.name
-        lines = path.read_text(encoding="utf-8").splitlines()
-        models = {json.loads(line)["settings"].get("task.model") for line in lines}
+        records = list(Ledger(path).records.values())
+        if all(record["kind"] == "trial" for record in records):
+            continue  # a search that has not ended has nothing to show
+        models = {record["settings"].get("task.model") for record in records}
         assert len(models) == 1 or name == "amplification", f"{path} has several models: {models}"
         apart = "-cnn" if models == {"cnn"} and name != "amplification" else ""
         out = HERE / "recorded" / f"{name}{apart}"
