@@ -23,7 +23,9 @@ def seconds(name: str, data: Path, out: Path) -> float:
     began = time.perf_counter()
     command = [sys.executable, "-m", "acefl", "reproduce", name, "--quick", "--workers", "2", "--out", str(out), *given]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - began
+    took = time.perf_counter() - began
+    print(f"{name} {took:.1f} s", flush=True)
+    return took
 
 
 def main() -> None:

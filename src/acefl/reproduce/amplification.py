@@ -21,11 +21,11 @@ TERMS = {"noise": "noise A", "bias": "bias B", "delay": "delay C"}
 
 def plan(request: Request) -> list[Planned]:
     """On CIFAR-10, or on 20 Newsgroups where the model is a text model."""
-    spreads = SPREADS[:2] if request.quick else SPREADS
+    spreads, probed = (SPREADS[:2], SPREADS[:1]) if request.quick else (SPREADS, SPREADS[:2])
     field = contestants(request, 3 * NEWS_CLIENTS if _is_text(request) else TAU)
     probe = _uploads(request) // PROBES
     runs = [setting(request, NAME, contestant, spread) for spread in spreads for contestant in field]
-    return runs + [setting(request, NAME, one, spread, probe) for spread in spreads[:2] for one in field]
+    return runs + [setting(request, NAME, one, spread, probe) for spread in probed for one in field]
 
 
 def _is_text(request: Request) -> bool:

@@ -16,10 +16,11 @@ from acefl.tasks.image_files import load
 from acefl.tasks.local_work import LocalWork
 from acefl.tasks.partition import Rows
 from acefl.tasks.partition import partition as split
-from acefl.tasks.torch_task import LocalSteps, TorchTask
+from acefl.tasks.torch_task import EVALUATION_BATCH, LocalSteps, TorchTask
 from acefl.tasks.vision import resnet18, small_cnn
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"resnet18": resnet18, "cnn": small_cnn}
+_ON_CPU = 64  # images in a call when evaluating: more than the caches hold takes twice as long
 EVALUATE_ON = 20  # of each client's own images: all of them would cost more than the training between evaluations
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
@@ -132,6 +133,7 @@ def _cifar(
         prepare=_normaliser(device),
         augment=shifted_and_mirrored if augment else None,
         evaluate_on=EVALUATE_ON,
+        evaluation_batch=_ON_CPU if device == "cpu" and norm != "batch" else EVALUATION_BATCH,
         bf16=bf16,
         channels_last=bf16,
         description={
