@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from acefl import reproduce
-from acefl.record import FORMAT, write_json
+from acefl.record import FORMAT, read_json, write_json
 from acefl.reproduce import runner
 from acefl.reproduce.plan import Planned
 from acefl.reproduce.readings import PRETRAINED
@@ -30,7 +30,7 @@ START = "carry/start.safetensors"  # what pretrain.py leaves
 CORNERS = ((0.1, 30.0), (10.0, 30.0), (0.3, 5.0), (10.0, 1.0), (0.1, 1.0))
 COMMANDS = "bash experiments/ace/gpu.sh SECONDS {}"
 SMALLER = (
-    "Made with 20,000 of the 50,000 training images and all 10,000 test images: what travels to the GPU. A client has "
+    "Of CIFAR, 20,000 of the 50,000 training images and all 10,000 test images: what travels to the GPU. A client has "
     "200 images on average, where the paper's have 500."
 )
 MINILM = (
@@ -94,7 +94,6 @@ STAGES: dict[str, tuple[str, dict[str, Any], Wanted]] = {
     "news-event": ("news20-table", {"seeds": (0,)} | NEWS, _small_news("adamw", "event")),
     "news-gradient": ("news20-table", {"seeds": (0,)} | NEWS, _small_news("gradient", "tick")),
     "news100": ("news20-table", {"seeds": (0,)} | NEWS, _large_news),
-    "amp-news": ("amplification", {"form": "tuned", "seeds": (0,)} | NEWS, EVERYTHING),
 }
 
 
@@ -167,11 +166,12 @@ def merge(folders: Sequence[Path]) -> None:
         out = HERE / "recorded" / f"{name}{apart}"
         out.mkdir(parents=True, exist_ok=True)
         stages = [stage for stage, (recipe, _, _) in STAGES.items() if recipe == name]
-        command = COMMANDS.format(",".join(stage for stage in stages if stage.endswith("-cnn") == bool(apart)))
+        commands = [COMMANDS.format(",".join(stage for stage in stages if stage.endswith("-cnn") == bool(apart)))]
         remarks = REMARKS.get(str(reproduce.recipe(name).data), [])
-        write_json(
-            out / "reproduce.json", {"format": FORMAT, "recipe": name, "commands": [command], "remarks": remarks}
-        )
+        for note in (out / "reproduce.json", path.parent / "reproduce.json"):  # what `acefl reproduce` made says how
+            found = read_json(note)["commands"] if note.exists() else []
+            commands += [line for line in found if line.startswith("acefl") and line not in commands]
+        write_json(out / "reproduce.json", {"format": FORMAT, "recipe": name, "commands": commands, "remarks": remarks})
         print(out.name, reproduce.merge([path], out), "new records")
         reproduce.write_page(out)
 

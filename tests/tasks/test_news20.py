@@ -117,6 +117,20 @@ def test_padding_has_no_say(task: TorchTask) -> None:
         torch.testing.assert_close(module(F.pad(ids, (0, 24))), module(ids), rtol=1e-4, atol=1e-6)
 
 
+def test_words_are_a_linear_classifier_of_their_counts(folder: str) -> None:
+    """Against the plain formula: counts over the root of their number, times a matrix and the gain."""
+    task = tasks.news20(folder, clients=2, alpha=1.0, model="words", batch=4, length=16)
+    ids = task._draw([0], [5])[0][0]
+    model = torch.randn(task.initial().shape, generator=torch.Generator().manual_seed(0))
+    counts = torch.stack([torch.bincount(row, minlength=8192) for row in ids.long()]).float()
+    counts[:, 0] = 0.0  # padding
+    expected = 10.0 * (counts / counts.sum(1, keepdim=True).sqrt()) @ model.view(8192, 20)
+    torch.testing.assert_close(task.module(model)(ids), expected, rtol=1e-4, atol=1e-4)
+    run = simulate(task, ACE(), lr=0.2, stop=Stop(arrivals=16), evaluations=1)
+    assert run.final["client_loss"] < 0.7 * run.metrics[0]["client_loss"]
+    assert task.compute.name == "together"
+
+
 def test_validation_documents_are_nobodys(folder: str) -> None:
     held_out = tasks.news20(folder, clients=4, alpha=1.0, model="tiny", length=16, validation=True)
     assert sum(held_out.samples) == 24 - 2

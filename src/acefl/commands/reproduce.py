@@ -45,7 +45,7 @@ def reproduce(
         str | None, typer.Option(metavar="N", help="How many seeds, or which, as in 4,7 [dim]\\[the paper's 5][/dim]")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="resnet18 or cnn; a hub name, folder or 'tiny' for text")
+        str | None, typer.Option(metavar="NAME", help="resnet18 or cnn; a hub name, folder, 'words' or 'tiny' for text")
     ] = None,
     start: Annotated[
         Path | None,

@@ -25,11 +25,18 @@ def plan(request: Request) -> list[Planned]:
     field = contestants(request, 3 * NEWS_CLIENTS if _is_text(request) else TAU)
     probe = _uploads(request) // PROBES
     runs = [setting(request, NAME, contestant, spread) for spread in spreads for contestant in field]
+    if _local(request) is not None:
+        return runs  # error terms are those of gradients
     return runs + [setting(request, NAME, one, spread, probe) for spread in probed for one in field]
 
 
 def _is_text(request: Request) -> bool:
     return request.model is not None and request.model not in ("cnn", "resnet18")
+
+
+def _local(request: Request) -> str | None:
+    """What a client does in place of one gradient: a transformer wants Adam's steps."""
+    return "adamw(lr=5e-4, weight_decay=0.01)" if _is_text(request) and request.model != "words" else None
 
 
 def _uploads(request: Request) -> int:
@@ -50,7 +57,7 @@ def setting(
     text = _is_text(request)
     clients, steps = request.size(NEWS_CLIENTS if text else main.CLIENTS, main.STEPS)
     if text:
-        task = request.task("news20", "", NEWS_BATCH, alpha=ALPHA, local="adamw(lr=5e-4, weight_decay=0.01)")
+        task = request.task("news20", "", NEWS_BATCH, alpha=ALPHA, local=_local(request))
     else:
         task = request.task("cifar10", "cnn", main.BATCH, alpha=ALPHA, norm="group")
     return entry(
@@ -118,9 +125,9 @@ def _standing(results: Results) -> str:
         if len(known) < 2:
             continue
         order = sorted(known, key=lambda method: -known[method])
-        places = " and ".join(f"{m} {order.index(m) + 1}" for m in ("ACE", "ACED") if m in known)
+        places = ", ".join(f"{order.index(m) + 1} ({m})" for m in ("ACE", "ACED") if m in known)
         told = " > ".join(f"{method} {known[method]:.3f}" for method in order)
-        said.append(f"Spread {spread:g}, places: {places} ({told}).")
+        said.append(f"Spread {spread:g}: " + (f"places {places}, of {told}." if places else f"not run, of {told}."))
     return " ".join(said)
 
 
@@ -138,7 +145,7 @@ RECIPE = Recipe(
         "first: speed and data are one. Event clock, all clients busy, equal uploads, α = 0.1.",
         "Every method's lr is tuned at every spread by the mean over clients of their own loss, on a seed that is not "
         "reported.",
-        f"ACED: tau {TAU} steps, three times the number of clients.",
+        "ACED: tau of three times as many steps as there are clients.",
     ),
     quick={**QUICK, "form": "tuned", "steps": 10},
 )

@@ -92,7 +92,8 @@ def _order(results: Results) -> str | None:
     for size in SIZES:
         for alpha in ALPHAS:
             labels = {"form": "printed", "size": size, "update": "adamw", "clock": "tick", "alpha": alpha}
-            found = {method: results.mean("accuracy", method=method, **labels) for method in PRINTED}
+            own = results.where(**labels).balanced()
+            found = {method: own.mean("accuracy", method=method) for method in PRINTED}
             known = {method: value for method, value in found.items() if value is not None}
             if len(known) < len(PRINTED):
                 continue

@@ -63,12 +63,12 @@ def _comparable(results: Results) -> str | None:
             gaps[f"{full} at α = {alpha:g}"] = statistics.mean(gap), error
     if not gaps:
         return None
-    if all(abs(mean) <= TOLERANCE for mean, _ in gaps.values()):
+    if all(abs(mean) + error <= TOLERANCE for mean, error in gaps.values()):
         word = f"agrees within {TOLERANCE:g}"
     elif any(abs(mean) - error > TOLERANCE for mean, error in gaps.values()):
         word = f"does not agree within {TOLERANCE:g}"
     else:
-        word = f"cannot be told: no difference is above {TOLERANCE:g} by more than two standard errors"
+        word = f"cannot be told within {TOLERANCE:g}, by two standard errors"
     told = (f"{name} {mean:+.3f}" + ("" if math.isinf(e) else f" ± {e:.3f}") for name, (mean, e) in gaps.items())
     return f"{word}; 8-bit minus fp32: " + ", ".join(told)
 

@@ -7,22 +7,31 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+from torch import nn
+
+
+def convolution_weights(model: nn.Module) -> set[str]:
+    """Names of weights that go into a convolution as they are: a module of its own kind may compute with them first."""
+    return {f"{name}.weight".lstrip(".") for name, module in model.named_modules() if type(module) is nn.Conv2d}
 
 
 class ChannelsLast(torch.autograd.Function):
-    """Parameters of these shapes from a flat model, 4-d ones in a precision of their own; backwards, a flat gradient.
+    """Parameters of these shapes from a flat model, those with a dtype as convolution weights of it; backwards, a flat
+    gradient.
 
     One copy per weight on the way in and one on the way back. Left to autograd, each way is a change of format and one
     of precision, and a concatenation of everything at the end. Not for `vmap`, which knows no memory formats.
     """
 
     @staticmethod
-    def forward(flat: torch.Tensor, shapes: tuple[torch.Size, ...], images: torch.dtype) -> tuple[torch.Tensor, ...]:
+    def forward(
+        flat: torch.Tensor, shapes: tuple[torch.Size, ...], dtypes: tuple[torch.dtype | None, ...]
+    ) -> tuple[torch.Tensor, ...]:
         return tuple(
-            part.view(shape).to(images, memory_format=torch.channels_last, copy=True)
-            if len(shape) == 4
-            else part.view(shape).clone()
-            for part, shape in zip(flat.split(_sizes(shapes)), shapes, strict=True)
+            part.view(shape).clone()
+            if dtype is None
+            else part.view(shape).to(dtype, memory_format=torch.channels_last, copy=True)
+            for part, shape, dtype in zip(flat.split(_sizes(shapes)), shapes, dtypes, strict=True)
         )
 
     @staticmethod

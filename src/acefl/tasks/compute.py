@@ -104,6 +104,7 @@ class Replayed:
     def __init__(self, loss: Loss, gather: Gather, *, stacked: bool) -> None:
         self._gradient, self._gather = grad(_plain(loss)), gather
         self._several = self._stacked if stacked else self._beside
+        self._branches: list[torch.cuda.Stream] = []  # the same for every size: memory is reused within a stream
         self._captured: dict[int, _Captured] = {}
         self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
 
@@ -125,7 +126,9 @@ class Replayed:
     def _beside(self, models: torch.Tensor, clients: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         inputs, targets = self._gather(clients, keys)
         trunk, rows = torch.cuda.current_stream(), []
-        branches = [torch.cuda.Stream() for _ in range(len(models))]
+        while len(self._branches) < len(models):
+            self._branches.append(torch.cuda.Stream())
+        branches = self._branches[: len(models)]
         for k, branch in enumerate(branches):
             branch.wait_stream(trunk)
             with torch.cuda.stream(branch):

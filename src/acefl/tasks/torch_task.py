@@ -21,7 +21,7 @@ from acefl import keyed
 from acefl.errors import one_of, require
 from acefl.tasks.base import Evaluation
 from acefl.tasks.batch_norm import refuse_running_statistics, uses_batch_statistics
-from acefl.tasks.channels_last import ChannelsLast
+from acefl.tasks.channels_last import ChannelsLast, convolution_weights
 from acefl.tasks.compute import Batch, Gradients, OneByOne, Replayed, Together
 from acefl.tasks.local_work import LocalWork
 from acefl.types import Vector
@@ -243,9 +243,14 @@ class TorchTask:
         """The module's parameters from a flat model, in the format its layers want them in."""
         if not self._channels_last:
             return dict(zip(self._names, self._views(flat), strict=True))
-        images = torch.bfloat16 if self._bf16 else torch.float32
-        parts: tuple[torch.Tensor, ...] = ChannelsLast.apply(flat, tuple(self._shapes), images)  # type: ignore[no-untyped-call]
+        shapes, dtypes = tuple(self._shapes), self._convolution_dtypes
+        parts: tuple[torch.Tensor, ...] = ChannelsLast.apply(flat, shapes, dtypes)  # type: ignore[no-untyped-call]
         return dict(zip(self._names, parts, strict=True))
+
+    @functools.cached_property
+    def _convolution_dtypes(self) -> tuple[torch.dtype | None, ...]:
+        own, dtype = convolution_weights(self._module), torch.bfloat16 if self._bf16 else torch.float32
+        return tuple(dtype if name in own else None for name in self._names)
 
     def _functional_loss(self, flat: Vector, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
         return self._loss(self._output(inputs, self._named(flat)), targets)
