@@ -21,7 +21,7 @@ from acefl.record import FORMAT, read_json, write_json
 from acefl.reproduce import runner
 from acefl.reproduce.plan import Planned
 from acefl.reproduce.readings import PRETRAINED
-from acefl.reproduce.records import Ledger
+from acefl.reproduce.records import Ledger, Record
 
 HERE = Path(__file__).parent
 DATA = {"cifar10": "carry/cifar10", "cifar100": "carry/cifar100", "news20": "carry/news"}
@@ -153,6 +153,23 @@ def _decode() -> None:
             load(name, DATA[name])
 
 
+def _stages(name: str, records: Sequence[Record]) -> list[str]:
+    """The stages that some of a recipe's records were made by."""
+    found = []
+    for stage, (recipe, settings, wanted) in STAGES.items():
+        form, seeds, model = settings.get("form", "printed"), settings["seeds"], settings.get("model")
+        if recipe == name and any(
+            record["kind"] == "run"
+            and record["settings"]["seed"] in seeds
+            and record["labels"]["form"] == form
+            and (record["settings"].get("task.model") == "cnn") == (model == "cnn")
+            and wanted(record["labels"])
+            for record in records
+        ):
+            found.append(stage)
+    return found
+
+
 def merge(folders: Sequence[Path]) -> None:
     """Add records to the pages; runs of the small network, in place of the paper's, get a page of their own."""
     for path in sorted(path for folder in folders for path in folder.glob("*/results.jsonl")):
@@ -165,14 +182,14 @@ def merge(folders: Sequence[Path]) -> None:
         apart = "-cnn" if models == {"cnn"} and name != "amplification" else ""
         out = HERE / "recorded" / f"{name}{apart}"
         out.mkdir(parents=True, exist_ok=True)
-        stages = [stage for stage, (recipe, _, _) in STAGES.items() if recipe == name]
-        commands = [COMMANDS.format(",".join(stage for stage in stages if stage.endswith("-cnn") == bool(apart)))]
+        added = reproduce.merge([path], out)
+        commands = [COMMANDS.format(",".join(_stages(name, list(Ledger(out / "results.jsonl").records.values()))))]
         remarks = REMARKS.get(str(reproduce.recipe(name).data), [])
         for note in (out / "reproduce.json", path.parent / "reproduce.json"):  # what `acefl reproduce` made says how
             found = read_json(note)["commands"] if note.exists() else []
             commands += [line for line in found if line.startswith("acefl") and line not in commands]
         write_json(out / "reproduce.json", {"format": FORMAT, "recipe": name, "commands": commands, "remarks": remarks})
-        print(out.name, reproduce.merge([path], out), "new records")
+        print(out.name, added, "new records")
         reproduce.write_page(out)
 
 
