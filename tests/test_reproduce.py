@@ -128,6 +128,11 @@ def test_both_readings_of_20_newsgroups_have_one_rate() -> None:
     assert steps == {0.2 * math.sqrt(20 / 100)}
 
 
+def test_a_classifier_of_words_sends_gradients() -> None:
+    planned = reproduce.recipe("news20-table").plan(Request(folder="data", model="words"))
+    assert {(p.labels["update"], p.settings.get("task.local")) for p in planned} == {("gradient", None)}
+
+
 # --- tuned ------------------------------------------------------------------------------------------------------------
 
 

@@ -35,6 +35,8 @@ def plan(request: Request) -> list[Planned]:
     for size, (n, steps) in SIZES.items():
         n, steps = request.size(n, steps)
         readings = [("adamw", "tick"), ("adamw", "event"), ("gradient", "tick")] if n <= 20 else [("adamw", "tick")]
+        if request.model == "words":  # nothing that wants Adam's steps
+            readings = [("gradient", "tick")]
         for update, clock in readings if request.form == "printed" else readings[:1]:
             for alpha in ALPHAS[:1] if request.quick else ALPHAS:
                 for contestant in contestants(request, TAU, local_lr=1.0, at_once=AT_ONCE):
@@ -133,6 +135,7 @@ RECIPE = Recipe(
         "The table prints no local rate for ACE and ASGD; the reading `gradient` sends raw gradients instead, which "
         "FedBuff and CA2FL multiply by 0.05, as on CIFAR: the printed 5e-4 is AdamW's.",
         "Tuned: a method's rate is chosen at α = 1 for every α, and all clients are busy for every method.",
+        "A linear classifier of words (`--model words`) sends gradients.",
         "Headers, signatures and quotes are removed; documents are cut to 128 tokens; dropout is off.",
     ),
     quick={**QUICK, "model": "tiny", "steps": 10},
