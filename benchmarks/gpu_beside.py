@@ -1,19 +1,17 @@
-"""Gradients of large models beside each other on a GPU: how long one takes, by how many are in one captured graph.
+"""Gradients of a large model beside each other on a GPU: how long one takes, by how many are in one captured graph.
 
 Needs torch and triton only: PYTHONPATH=src python3 -m benchmarks.gpu_beside [JSON]
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 
 import torch
 
 from acefl.tasks.torch_task import TorchTask
-from acefl.tasks.vision import resnet18, small_cnn
-from benchmarks.gpu_simulator import images
+from acefl.tasks.vision import resnet18
+from benchmarks.gpu_simulator import images, keep
 
 SIZES, SECONDS = (1, 2, 4, 6, 8), 1.0
 
@@ -42,32 +40,15 @@ def same_bits(task: TorchTask, size: int = 4) -> bool:
 
 
 def main() -> None:
-    cases = {
-        "ResNet-18 BatchNorm bf16 channels-last": (resnet18(norm="batch"), {"bf16": True, "channels_last": True}),
-        "CNN 0.5M, stacked": (small_cnn(), {}),
+    task = images(resnet18(norm="batch"), bf16=True, channels_last=True)
+    row = {
+        "case": "ResNet-18 BatchNorm bf16 channels-last",
+        "ms": {size: milliseconds(task, size) for size in SIZES},
+        "same bits": same_bits(task),
+        "at once in a run": task.batch_limit,
     }
-    rows = []
-    for name, (model, options) in cases.items():
-        task = images(model, **options)
-        row = {
-            "case": name,
-            "ms": {size: milliseconds(task, size) for size in SIZES},
-            "same bits": same_bits(task),
-            "at once in a run": task.batch_limit,
-        }
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-    content = {
-        "benchmark": "gpu_beside",
-        "command": "PYTHONPATH=src python3 -m benchmarks.gpu_beside " + " ".join(sys.argv[1:]),
-        "date": time.strftime("%Y-%m-%d"),
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "rows": rows,
-    }
-    if len(sys.argv) > 1:
-        with open(sys.argv[1], "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2)
+    print(row)
+    keep("gpu_beside", [row])
 
 
 if __name__ == "__main__":

@@ -124,9 +124,14 @@ def main() -> None:
             f"over captured {row['over captured']:.2f}",
             flush=True,
         )
+    keep("gpu_simulator", rows)
+
+
+def keep(name: str, rows: list[dict[str, Any]]) -> None:
+    """Write the rows, with the command and the device, to the file that the command line names, if any."""
     content = {
-        "benchmark": "gpu_simulator",
-        "command": "PYTHONPATH=src python3 -m benchmarks.gpu_simulator " + " ".join(sys.argv[1:]),
+        "benchmark": name,
+        "command": f"PYTHONPATH=src python3 -m benchmarks.{name} " + " ".join(sys.argv[1:]),
         "date": time.strftime("%Y-%m-%d"),
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from acefl.reproduce import cifar10_main as main
+from acefl.reproduce import news20_table as news
 from acefl.reproduce.page import Page, lines
 from acefl.reproduce.plan import QUICK, Contestant, Planned, Recipe, Request, contestants, entry
 from acefl.reproduce.records import Results
@@ -35,8 +36,8 @@ def _is_text(request: Request) -> bool:
 
 
 def _local(request: Request) -> str | None:
-    """What a client does in place of one gradient: a transformer wants Adam's steps."""
-    return "adamw(lr=5e-4, weight_decay=0.01)" if _is_text(request) and request.model != "words" else None
+    """What a client does in place of one gradient."""
+    return news.UPDATES[news.update_of(request.model)] if _is_text(request) else None
 
 
 def _uploads(request: Request) -> int:

@@ -30,12 +30,17 @@ UPDATES = {
 }
 
 
+def update_of(model: str | None) -> str:
+    """What clients send: a transformer wants Adam's steps, a linear classifier of words does not."""
+    return "gradient" if model == "words" else "adamw"
+
+
 def plan(request: Request) -> list[Planned]:
     planned = []
     for size, (n, steps) in SIZES.items():
         n, steps = request.size(n, steps)
         readings = [("adamw", "tick"), ("adamw", "event"), ("gradient", "tick")] if n <= 20 else [("adamw", "tick")]
-        if request.model == "words":  # nothing that wants Adam's steps
+        if update_of(request.model) == "gradient":
             readings = [("gradient", "tick")]
         for update, clock in readings if request.form == "printed" else readings[:1]:
             for alpha in ALPHAS[:1] if request.quick else ALPHAS:

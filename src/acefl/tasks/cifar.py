@@ -20,7 +20,7 @@ from acefl.tasks.torch_task import EVALUATION_BATCH, LocalSteps, TorchTask
 from acefl.tasks.vision import resnet18, small_cnn
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"resnet18": resnet18, "cnn": small_cnn}
-_ON_CPU = 64  # images in a call when evaluating: more than the caches hold takes twice as long
+_ON_CPU = 64  # images in a call when evaluating: more than the caches hold is slower
 EVALUATE_ON = 20  # of each client's own images: all of them would cost more than the training between evaluations
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
