@@ -447,6 +447,57 @@ def test_what_is_wrong_is_said_in_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("there", ["nothing", "an empty directory", "runs"])
+def test_a_refused_request_leaves_the_directory_as_it_was(there: str, data: Path, tmp_path: Path) -> None:
+    """Refused when its first task is built, after everything that can be told from the words alone."""
+
+    def files() -> dict[Path, bytes | None]:
+        return {path: path.read_bytes() if path.is_file() else None for path in tmp_path.rglob("*")}
+
+    out, request = tmp_path / "new" / "out", dataclasses.replace(tiny("news20-table", data, "printed"), model="words")
+    if there == "an empty directory":
+        out.mkdir(parents=True)
+    if there == "runs":
+        reproduce.reproduce("news20-table", request, out, command="first", workers=1)
+    before = files()
+    refused = dataclasses.replace(request, seeds=(7,), samples=10**6)
+    with pytest.raises(InvalidInput, match="samples is 1000000; allowed"):
+        reproduce.reproduce("news20-table", refused, out, command="second", workers=1)
+    assert files() == before
+
+
+def test_where_nothing_can_be_written_no_run_is_made(tmp_path: Path) -> None:
+    made: list[int] = []
+    (tmp_path / "file").touch()
+    request = tiny("rates-table", tmp_path, "printed")
+    with pytest.raises(InvalidInput, match="nothing can be written to .*file; give another --out"):
+        reproduce.reproduce(
+            "rates-table", request, tmp_path / "file" / "out", command="", progress=lambda *said: made.append(said[0])
+        )
+    assert made == []
+
+
+def test_who_comes_second_to_a_directory_is_refused_though_both_found_it_empty(tmp_path: Path) -> None:
+    def other(*said: Any) -> None:
+        if not (tmp_path / "out").exists():
+            reproduce.reproduce("overheads-table", recipe.request(quick=True), tmp_path / "out", command="")
+
+    recipe = reproduce.recipe("overheads-table")
+    with pytest.raises(InvalidInput, match="holds recipe overheads-table"):
+        reproduce.reproduce(
+            "rates-table",
+            tiny("rates-table", tmp_path, "printed"),
+            tmp_path / "out",
+            command="",
+            workers=1,
+            progress=other,
+        )
+    assert not any(
+        record["recipe"] == "rates-table" for record in Ledger(tmp_path / "out" / "results.jsonl").records.values()
+    )
 
 
 def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:

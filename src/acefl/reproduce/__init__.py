@@ -7,7 +7,9 @@ values beside the paper's.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,14 +66,18 @@ def reproduce(
     chosen = recipe(name)
     require(request.form in chosen.forms, f"form is {request.form!r}; allowed for {name}: {', '.join(chosen.forms)}")
     require(request.start is None or name == "readings", f"start is given for {name}; allowed for readings alone")
-    _claim(out, name, command, {key: plain(getattr(request, key)) for key in _SAME})
-    outcome = runner.run(chosen.plan(request), {name: out}, workers=workers, limit=limit, progress=progress)
-    if chosen.measure is not None:
-        ledger = Ledger(out / "results.jsonl")
-        for record in chosen.measure(request):
-            if record["cell"] not in ledger.records:
-                ledger.add(record)
-                outcome.done += 1
+    whose = (out, name, command, {key: plain(getattr(request, key)) for key in _SAME})
+    _note(*whose)  # what cannot be claimed is refused before a run is made
+    claim = partial(_claim, *whose)
+    plan = chosen.plan(request)
+    outcome = runner.run(plan, {name: out}, workers=workers, limit=limit, progress=progress, begin=claim)
+    measured = [] if chosen.measure is None else chosen.measure(request)
+    claim()
+    ledger = Ledger(out / "results.jsonl")
+    for record in measured:
+        if record["cell"] not in ledger.records:
+            ledger.add(record)
+            outcome.done += 1
     write_page(out)
     return outcome
 
@@ -88,8 +94,21 @@ def write_page(out: Path) -> Path:
 
 
 def _claim(out: Path, name: str, command: str, asked: dict[str, Any]) -> None:
-    """Write down whose directory this is; one that holds another recipe, or something else, is refused."""
+    """Write down whose directory this is.
+
+    Not before there is something to put in it: a request that turns out to be refused leaves nothing behind.
+    """
+    note = _note(out, name, command, asked)
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / _NOTE, note)
+
+
+def _note(out: Path, name: str, command: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """What is written down of a directory; one that holds another recipe, or something else, is refused."""
     path = out / _NOTE
+    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    require(writable, f"nothing can be written to {there}; give another --out")
     commands: list[str] = []
     remarks: list[str] = []
     if path.exists():
@@ -104,10 +123,9 @@ def _claim(out: Path, name: str, command: str, asked: dict[str, Any]) -> None:
         require(
             not out.exists() or not any(out.iterdir()), f"{out} is not empty and holds no recipe; give another --out"
         )
-        out.mkdir(parents=True, exist_ok=True)
     if command not in commands:
         commands.append(command)
-    write_json(path, {"format": FORMAT, "recipe": name, "commands": commands, "remarks": remarks, "asked": asked})
+    return {"format": FORMAT, "recipe": name, "commands": commands, "remarks": remarks, "asked": asked}
 
 
 def merge(lines: Sequence[Path], out: Path) -> int:

@@ -59,11 +59,12 @@ def run(
     workers: int | None = None,
     limit: float | None = None,
     progress: Progress | None = None,
+    begin: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Make what the plan wants and is not there; after `limit` seconds nothing more is started.
 
     `folders` says where each recipe's `results.jsonl` is. A run that failed is named in the outcome and tried again by
-    the next call; settings that cannot work end the call.
+    the next call; settings that cannot work end the call. `begin` is called before the first run made is recorded.
     """
     ledgers = {name: Ledger(folder / "results.jsonl") for name, folder in folders.items()}
     schedule = _Schedule(plan, ledgers, math.inf if limit is None else time.monotonic() + limit)
@@ -83,6 +84,8 @@ def run(
                     problem = future.exception()
                     if isinstance(problem, InvalidInput):
                         raise problem
+                    if problem is None and not schedule.done:
+                        begin()
                     schedule.finished(assignment, cast(Record, future.result()) if problem is None else None, problem)
                     if progress is not None:
                         progress(schedule.done, schedule.known(), _words(assignment))
