@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import lzma
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -148,3 +151,19 @@ def test_validation_documents_are_nobodys(folder: str) -> None:
 def test_what_is_wrong_is_said(folder: str, settings: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         tasks.news20(**{"folder": folder, "model": "tiny", "clients": 4, **settings})  # type: ignore[arg-type]
+
+
+def test_a_mistyped_model_without_internet_is_said_in_one_line(folder: str) -> None:
+    """A hub at a port where nobody listens, asked by a process that was not told to leave it alone."""
+    out = Path(folder) / "out"
+    command = ["-m", "acefl", "reproduce", "news20-table", "--quick", "--model", "wrods", "--data", folder]
+    done = subprocess.run(
+        [sys.executable, *command, "--workers", "1", "--out", str(out)],
+        env={**os.environ, "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: model 'wrods' cannot be loaded")
+    assert done.stderr.count("\n") == 1
+    assert not out.exists()

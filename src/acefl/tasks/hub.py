@@ -1,4 +1,4 @@
-"""Data sets from the Hugging Face hub, where there is internet."""
+"""Data sets and models from the Hugging Face hub, where there is internet."""
 
 from __future__ import annotations
 
@@ -18,3 +18,17 @@ def load_from_hub(what: str, name: str) -> Any:
             f"{what} is not to be had from the hub ({type(error).__name__}); give its folder (--data): on a machine "
             f"with internet, huggingface-cli download {name} --repo-type dataset --local-dir FOLDER"
         ) from None
+
+
+def answers(model: str) -> bool:
+    """Whether there is a hub to ask for a model: one question, where transformers would ask for most of a minute."""
+    from huggingface_hub import file_exists
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        file_exists(model, "config.json")
+    except HfHubHTTPError:
+        return True  # with a refusal, which transformers explains
+    except Exception:  # no internet, or no name that a hub could have
+        return False
+    return True

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from acefl.errors import InvalidInput, require
+from acefl.tasks import hub
 from acefl.tasks.local_work import LocalWork
 from acefl.tasks.partition import partition as split
 from acefl.tasks.text_files import Texts, load
@@ -206,7 +207,8 @@ def _pretrained(kind: Any, model: str, **settings: Any) -> Any:
     logging.set_verbosity_error()  # it says at length that the classifier's last layer is new, as it must be
     logging.disable_progress_bar()
     try:
-        return kind.from_pretrained(model, **settings, local_files_only=Path(model).is_dir())
+        local = Path(model).is_dir() or not hub.answers(model)
+        return kind.from_pretrained(model, **settings, local_files_only=local)
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise InvalidInput(
