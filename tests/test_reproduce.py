@@ -202,6 +202,19 @@ def test_a_rate_chosen_again_supersedes_the_runs_of_the_earlier_choice() -> None
     assert kept == [run(0.3, 0, "ASGD"), run(0.2, 0)]
 
 
+def test_the_rate_that_counts_is_the_one_chosen_last(tmp_path: Path) -> None:
+    """Also where the last choice has all its runs from the first time, and makes none."""
+    entry, made = planned_digits("a", "ACE", seeds=(0, 1), **{"task.name": "quadratic"}), []
+    for unit in (1.0, 1.0, 3.0, 3.0, 1.0, 3.0):  # no rate of one series is one of the other's
+        plan = [dataclasses.replace(entry, tuning=Tuning(unit, {}, "gap", first=(-3,)))]
+        made.append(runner.run(plan, {"a": tmp_path}, workers=1).done)
+        shown = Results(Ledger(tmp_path / "results.jsonl").records.values()).records
+        assert [record["settings"]["seed"] for record in shown] == [0, 1]
+        series = {rates.c_of(place) * unit for place in range(rates.SMALLEST, rates.LARGEST + 1)}
+        assert {record["settings"]["lr"] for record in shown} <= series
+    assert [done > 0 for done in made] == [True, False, True, False, False, False]
+
+
 def test_what_is_recorded_is_not_made_again(tmp_path: Path) -> None:
     first = runner.run([planned_digits("a", "ACE")], {"a": tmp_path}, workers=1)
     second = runner.run([planned_digits("a", "ACE", seeds=(0, 1))], {"a": tmp_path}, workers=1)

@@ -17,7 +17,10 @@ _ORDER = ("ACE", "ACED", "CA2FL", "FedBuff", "DelayAdaptiveASGD", "ASGD")  # of 
 
 
 class Ledger:
-    """A file of finished runs by cell name. A line that was cut off by a crash is dropped: its run is made again."""
+    """A file of finished runs by cell name, in the order they were last recorded in.
+
+    A line that was cut off by a crash is dropped: its run is made again.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -30,7 +33,7 @@ class Ledger:
                     continue
                 known = isinstance(record, dict) and isinstance(record.get("cell"), str)
                 require(known, f"{path}, line {number}: not a record of a run of acefl reproduce")
-                self.records[record["cell"]] = record
+                self._keep(record)
 
     def add(self, record: Record) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,13 +45,18 @@ class Ledger:
                 if file.read(1) != b"\n":
                     file.write(b"\n")  # after a line that was cut off
             file.write(text.encode() + b"\n")
-        self.records[record["cell"]] = json.loads(text)
+        self._keep(json.loads(text))
+
+    def _keep(self, record: Record) -> None:
+        self.records.pop(record["cell"], None)
+        self.records[record["cell"]] = record
 
 
 class Results:
     """The reported runs of a recipe (not those of a learning-rate search), with what tells them apart as columns.
 
-    Where a later search chose another learning rate for an entry, its runs with the earlier one count no more.
+    Where a later search chose another learning rate for an entry, its runs with the earlier one count no more: the rate
+    of an entry is the one recorded last.
     """
 
     def __init__(self, records: Iterable[Record]) -> None:

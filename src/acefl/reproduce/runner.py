@@ -21,7 +21,7 @@ from acefl.experiment import Job, make
 from acefl.record import machine
 from acefl.reproduce.plan import Planned, Tuning
 from acefl.reproduce.rates import c_of, search
-from acefl.reproduce.records import Ledger, Record
+from acefl.reproduce.records import Ledger, Record, Results
 from acefl.sweep import Cell
 from acefl.workers import Work, open_pool
 
@@ -92,6 +92,7 @@ def run(
         except BaseException:
             pool.abandon()
             raise
+    schedule.settle()
     return Outcome(schedule.done, schedule.known() - schedule.done, schedule.failed)
 
 
@@ -139,28 +140,38 @@ class _Schedule:
         self._ledgers[assignment.recipe].add(record)
         self._note_seconds(record)
 
+    def settle(self) -> None:
+        """Record again a run of every rate that was chosen again after another: what is recorded last counts."""
+        for name, ledger in self._ledgers.items():
+            counted = {record["cell"] for record in Results(ledger.records.values()).records}
+            for planned in self._plan:
+                runs = self._cells(planned)[1] if planned.recipe == name else []
+                made = [cell.name for cell in runs if cell.name in ledger.records]
+                if made and counted.isdisjoint(made):
+                    ledger.add(ledger.records[made[-1]])
+
     def _wanted(self, planned: Planned) -> Iterator[Assignment]:
         """The runs of an entry that its ledger does not have."""
-        records = self._ledgers[planned.recipe].records
-        rate = None
-        if planned.tuning is not None:
-            scores: dict[int, float] = {}
-            while True:
-                step = search(scores, planned.tuning.first)
-                if step.best is not None:
-                    rate = c_of(step.best) * planned.tuning.unit
-                    break
-                for place in step.wanted:
-                    cell = planned.trial(c_of(place) * planned.tuning.unit)
-                    if cell.name in records:
-                        scores[place] = _score(records[cell.name], planned.tuning)
-                    else:
-                        yield Assignment(planned.recipe, "trial", planned.labels, cell, None)
-                if not all(place in scores for place in step.wanted):
-                    return
-        for cell in planned.cells(rate):
-            if cell.name not in records:
+        trials, runs = self._cells(planned)
+        for cell in trials:
+            yield Assignment(planned.recipe, "trial", planned.labels, cell, None)
+        for cell in runs:
+            if cell.name not in self._ledgers[planned.recipe].records:
                 yield Assignment(planned.recipe, "run", planned.labels, cell, planned.probe)
+
+    def _cells(self, planned: Planned) -> tuple[list[Cell], list[Cell]]:
+        """The trials that an entry's search still wants or, where it has ended, the entry's runs."""
+        if planned.tuning is None:
+            return [], planned.cells()
+        records, unit = self._ledgers[planned.recipe].records, planned.tuning.unit
+        scores: dict[int, float] = {}
+        while (step := search(scores, planned.tuning.first)).best is None:
+            trials = {place: planned.trial(c_of(place) * unit) for place in step.wanted}
+            missing = [cell for cell in trials.values() if cell.name not in records]
+            if missing:
+                return missing, []
+            scores |= {place: _score(records[cell.name], planned.tuning) for place, cell in trials.items()}
+        return [], planned.cells(c_of(step.best) * unit)
 
     def _shared(self, assignment: Assignment) -> bool:
         """Whether another recipe has made this very run: then its record is copied, under our labels."""
