@@ -30,7 +30,9 @@ def recorded() -> str:
         own, recipe = results(folder.name), reproduce.recipe(read_json(folder / "reproduce.json")["recipe"])
         counts = sorted({len(own.where(**record["labels"]).records) for record in own.records})
         seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
-        said = [(claim.text, claim.verdict(own) or "not enough runs yet") for claim in recipe.claims] or [("", "")]
+        said = [(claim.text, claim.verdict(own) or "not enough runs yet") for claim in recipe.claims] or [
+            ("", "see the page")
+        ]
         for place, (text, verdict) in enumerate(said):
             head = [f"[{folder.name}](recorded/{folder.name}/README.md)", str(len(own.records)), seeds]
             lines.append("| " + " | ".join([*(head if place == 0 else ["", "", ""]), text, verdict]) + " |")
@@ -38,14 +40,15 @@ def recorded() -> str:
 
 
 def readings_table() -> str:
-    """One change at a time: final test accuracy."""
+    """One change at a time: final test accuracy. Vanilla ASGD, one client at a time, is the same run at every β."""
     own = results("readings")
-    columns = [(method, beta) for beta in (5.0, 30.0) for method in readings.METHODS]
-    lines = ["| change | " + " | ".join(f"{method}, β = {beta:g}" for method, beta in columns) + " |"]
+    columns = [(method, beta) for beta in (5.0, 30.0) for method in readings.MORE[:-1]] + [("ASGD", 30.0)]
+    names = [f"{method}, β = {beta:g}" if method != "ASGD" else method for method, beta in columns]
+    lines = ["| change | " + " | ".join(names) + " |"]
     lines.append("|---|" + "--:|" * len(columns))
     wanted = [*readings.CHANGES, *(change for change in own.having("change") if change not in readings.CHANGES)]
     for change in wanted:
-        cells = [spread(own.values("accuracy", change=change, method=m, beta=b)) or "not run" for m, b in columns]
+        cells = [spread(own.values("accuracy", change=change, method=m, beta=b)) or "–" for m, b in columns]
         lines.append(f"| {change} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from acefl.reproduce import cifar10_main as main
+from acefl.reproduce.differences import leading, paired
 from acefl.reproduce.page import Page, heatmaps
 from acefl.reproduce.plan import Claim, Planned, Recipe, Request, contestants, entry
 from acefl.reproduce.records import Results
@@ -45,24 +46,19 @@ def report(results: Results, page: Page) -> None:
 
 
 def _hard_corner(results: Results) -> str | None:
-    found = {m: results.mean("accuracy", form="printed", method=m, alpha=0.1, beta=30.0) for m in main.METHODS}
-    known = {method: value for method, value in found.items() if value is not None}
-    if len(known) < len(main.METHODS):
-        return None
-    order = sorted(known, key=lambda method: -known[method])
-    ahead = len({"ACE", "ACED"} & set(order[:2]))
-    word = {2: "agrees", 1: "agrees in part", 0: "does not agree"}[ahead]
-    return f"{word} at α = 0.1, β = 30: " + " > ".join(f"{method} {known[method]:.3f}" for method in order)
+    own = results.where(form="printed", alpha=0.1, beta=30.0)
+    said = leading(own, ("ACE", "ACED"), ("CA2FL", *main.PARTIAL))
+    return None if said is None else f"at α = 0.1, β = 30 {said}"
 
 
 def _stragglers(results: Results) -> str | None:
-    ace = results.mean("accuracy", form="printed", method="ACE", alpha=0.1, beta=30.0)
-    aced = results.mean("accuracy", form="printed", method="ACED", alpha=0.1, beta=30.0)
-    if ace is None or aced is None:
+    own = results.where(form="printed", alpha=0.1, beta=30.0)
+    gap = paired(own, {"method": "ACED"}, {"method": "ACE"})
+    if gap is None:
         return None
-    if abs(aced - ace) < DISTINCT:
-        return f"cannot be told: ACED {aced:.3f}, ACE {ace:.3f}"
-    return f"{'agrees' if aced > ace else 'does not agree'}: ACED {aced:.3f}, ACE {ace:.3f}"
+    told = gap.sign if abs(gap.mean) >= DISTINCT else 0
+    word = {1: "agrees", 0: "cannot be told", -1: "does not agree"}[told]
+    return f"{word} at α = 0.1: ACED minus ACE {gap}"
 
 
 RECIPE = Recipe(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from acefl.reproduce.differences import paired
 from acefl.reproduce.records import Results, spread
 
 if TYPE_CHECKING:
@@ -53,6 +54,36 @@ class Page:
         if body:
             self.table([rows, *columns], body)
 
+    def against(
+        self, results: Results, method: str, columns: Mapping[str, Mapping[str, Any]], *, metric: str = "accuracy"
+    ) -> None:
+        """A method minus each of the others, seed by seed, where there are seeds to tell by."""
+        body = []
+        for other in results.having("method"):
+            gaps = [
+                paired(results.where(**labels), {"method": method}, {"method": other}, metric=metric)
+                for labels in columns.values()
+            ]
+            if other != method and any(gap is not None and gap.seeds > 1 for gap in gaps):
+                body.append([other, *["" if gap is None else str(gap) for gap in gaps]])
+        if body:
+            self.text(f"{method} minus the others, seed by seed, ± half of the 95 % interval:")
+            self.table(["method", *columns], body)
+
+    def at_equal_time(self, results: Results, columns: Mapping[str, Mapping[str, Any]]) -> None:
+        """Accuracy at the virtual time at which the first of the methods ends, from the curves."""
+        import numpy as np
+
+        found: dict[str, list[str]] = {method: [] for method in results.having("method")}
+        header = ["method"]
+        for name, labels in columns.items():
+            curves = {method: results.curve("accuracy", "time", method=method, **labels) for method in found}
+            end = min(times[-1] for seeds in curves.values() for times, _ in seeds if times)
+            header.append(f"{name}, time {end:,.0f}")
+            for method, seeds in curves.items():
+                found[method].append(spread([float(np.interp(end, *seed)) for seed in seeds]) or "not run")
+        self.table(header, [[method, *cells] for method, cells in found.items()])
+
     def figure(self, name: str, caption: str, draw: Draw) -> None:
         """Drawn by matplotlib where there is one; the numbers do not need it."""
         try:
@@ -85,7 +116,9 @@ def build(
     """The recipe's page from its records alone; remarks are about how these were made."""
     results = Results(dict(record) for record in records)
     page = Page(folder)
-    page.text(f"# {recipe.title}", "", f"The paper's {recipe.source}, made by `acefl reproduce {recipe.name}`.")
+    models = _models(results)
+    titled = f"{recipe.title} ({', '.join(models)})" if models else recipe.title
+    page.text(f"# {titled}", "", f"The paper's {recipe.source}, made by `acefl reproduce {recipe.name}`.")
     if commands:
         page.text("Commands:", "", *[f"    {command}" for command in commands])
     if results.records:
@@ -93,18 +126,19 @@ def build(
     page.text(*[f"- {note}" for note in (*recipe.notes, *remarks)])
     recipe.report(results, page)
     if recipe.claims:
-        page.text("## What the paper says, and what came out", *(["", _ONE_SEED] if results.seeds == 1 else []))
+        page.text("## What the paper says, and what came out")
         said = [(claim.text, claim.verdict(results) or "not run") for claim in recipe.claims]
         page.table(["the paper", "here"], said)
-    page.text(
-        "Every number is the mean over the runs in `results.jsonl`: one line per run, with its settings and curve."
-    )
+    page.text(_HOW_TO_READ)
     return page.write()
 
 
-_ONE_SEED = (
-    "Some of this is one seed only, so how far seeds differ is not known: verdicts on small differences are no "
-    "findings."
+_HOW_TO_READ = (
+    "Every number is the mean over runs in `results.jsonl`: one line per run, with its settings and curve. ± beside a "
+    "mean is the standard deviation over seeds (how many: in brackets). Differences are between runs of the same seed, "
+    "and their ± is half of the 95 % interval of their mean by Student's t; what it does not tell from zero is level. "
+    "A single seed is told by its sign alone, and says so. Nothing is corrected for how many differences a page has: "
+    "of twenty that are none, one is named by chance."
 )
 
 
@@ -115,11 +149,14 @@ def _provenance(results: Results) -> str:
     }
     every = [*results.records, *results.trials]
     seconds = sum(record["wall_seconds"] for record in every)
-    models = sorted({str(record["settings"].get("task.model", "no model")) for record in results.records})
     return (
         f"{len(results.records)} runs and {len(results.trials)} trials of learning rates, {seconds:,.0f} s of run time "
-        f"in all. Models: {', '.join(models)}. Hardware: {'; '.join(sorted(machines))}."
+        f"in all. Hardware: {'; '.join(sorted(machines))}."
     )
+
+
+def _models(results: Results) -> list[str]:
+    return sorted({str(model) for record in results.records if (model := record["settings"].get("task.model"))})
 
 
 def curves(page: Page, name: str, caption: str, results: Results, panels: Mapping[str, Mapping[str, Any]]) -> None:
@@ -160,7 +197,7 @@ def _line_with_band(ax: Any, seeds: list[tuple[list[float], list[float]]], label
         return
     x = np.asarray(seeds[0][0])
     every = np.stack([np.interp(x, own_x, own_y) for own_x, own_y in seeds])
-    mean, deviation = every.mean(0), every.std(0)
+    mean, deviation = every.mean(0), every.std(0, ddof=min(1, len(seeds) - 1))
     ax.plot(x, mean, color=look.colour, linestyle=_DASHES[look.dash], label=label, linewidth=1.6)
     if len(seeds) > 1:
         ax.fill_between(x, mean - deviation, mean + deviation, color=look.colour, alpha=0.15, linewidth=0)
@@ -174,16 +211,16 @@ def lines(page: Page, name: str, caption: str, results: Results, x: str, *, metr
         import numpy as np
 
         _, ax = plt.subplots(figsize=(6, 4), layout="constrained")
-        ticks = sorted(results.having(x))
+        ticks = results.having(x)
         for value in results.having(by):
             own = results.where(**{by: value})
-            places = sorted(own.having(x))
+            places = own.having(x)
             data = [np.asarray(own.values(metric, **{x: place})) for place in places]
             style = look(str(value))
             ax.errorbar(
                 [ticks.index(place) for place in places],
                 [np.nanmean(d) for d in data],
-                [np.nanstd(d) for d in data],
+                [np.nanstd(d, ddof=min(1, len(d) - 1)) for d in data],
                 color=style.colour,
                 linestyle=_DASHES[style.dash],
                 marker="o",
@@ -206,7 +243,7 @@ def heatmaps(page: Page, name: str, caption: str, results: Results, x: str, y: s
         import numpy as np
 
         methods = results.having("method")
-        across, down = sorted(results.having(x)), sorted(results.having(y))
+        across, down = results.having(x), results.having(y)
         values = {
             method: np.array(
                 [[results.mean("accuracy", **{"method": method, x: a, y: b}) or np.nan for a in across] for b in down]

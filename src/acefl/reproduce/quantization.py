@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from itertools import product
 
 from acefl.reproduce import cifar10_main as main
+from acefl.reproduce.differences import Difference, paired
 from acefl.reproduce.page import Page, curves
 from acefl.reproduce.plan import Claim, Contestant, Planned, Recipe, Request, entry
 from acefl.reproduce.records import Results
@@ -53,24 +52,23 @@ def report(results: Results, page: Page) -> None:
 
 
 def _comparable(results: Results) -> str | None:
-    """By the differences of runs of the same seed: their mean, and twice its standard error. One seed tells nothing."""
-    gaps: dict[str, tuple[float, float]] = {}
+    """By the differences of runs of the same seed. One seed tells nothing."""
+    gaps: dict[str, Difference] = {}
     for (full, small), alpha in product(PAIRS.items(), main.ALPHAS):
-        a, b = (results.by_seed("accuracy", form="printed", method=name, alpha=alpha) for name in (full, small))
-        gap = [b[seed] - a[seed] for seed in a if seed in b]
-        if gap:
-            error = 2 * statistics.stdev(gap) / math.sqrt(len(gap)) if len(gap) > 1 else math.inf
-            gaps[f"{full} at α = {alpha:g}"] = statistics.mean(gap), error
+        own = results.where(form="printed", alpha=alpha)
+        gap = paired(own, {"method": small}, {"method": full})
+        if gap is not None:
+            gaps[f"{full} at α = {alpha:g}"] = gap
     if not gaps:
         return None
-    if all(abs(mean) + error <= TOLERANCE for mean, error in gaps.values()):
-        word = f"agrees within {TOLERANCE:g}"
-    elif any(abs(mean) - error > TOLERANCE for mean, error in gaps.values()):
-        word = f"does not agree within {TOLERANCE:g}"
+    if all(abs(gap.mean) + gap.half <= TOLERANCE for gap in gaps.values()):
+        word = "agrees"
+    elif any(abs(gap.mean) - gap.half > TOLERANCE for gap in gaps.values()):
+        word = "does not agree"
     else:
-        word = f"cannot be told within {TOLERANCE:g}, by two standard errors"
-    told = (f"{name} {mean:+.3f}" + ("" if math.isinf(e) else f" ± {e:.3f}") for name, (mean, e) in gaps.items())
-    return f"{word}; 8-bit minus fp32: " + ", ".join(told)
+        word = "cannot be told"
+    told = ", ".join(f"{name} {gap}" for name, gap in gaps.items())
+    return f"{word} within {TOLERANCE:g}; 8-bit minus fp32: {told}"
 
 
 RECIPE = Recipe(

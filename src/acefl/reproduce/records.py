@@ -71,8 +71,10 @@ class Results:
         return Results(r for r in self.records if all(r["labels"].get(key) == value for key, value in labels.items()))
 
     def having(self, label: str) -> list[Any]:
-        """The values a label takes: methods in their usual order, others in the order they were recorded in."""
+        """The values a label takes: methods in their usual order, numbers by size, others as they were recorded."""
         found = list(dict.fromkeys(r["labels"][label] for r in self.records if label in r["labels"]))
+        if all(isinstance(value, int | float) for value in found):
+            return sorted(found)
         return sorted(found, key=lambda value: _ORDER.index(value) if value in _ORDER else len(_ORDER))
 
     @property
