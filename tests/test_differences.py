@@ -108,3 +108,14 @@ def test_the_ablation_of_tau_has_the_usual_tau_from_among_the_methods() -> None:
         "agrees: tau 1: 0.300, tau 5: 0.400, tau 10: 0.400, tau 20"
     )
     assert dropout._by_tau(Results(records)).having("tau") == list(dropout.TAUS)
+
+
+def test_at_equal_time_nobody_is_judged_after_the_first_has_ended() -> None:
+    def curve(method: str, *points: tuple[float, float]) -> dict[str, Any]:
+        return {**run(method, 0, points[-1][1]), "history": [{"time": t, "accuracy": value} for t, value in points]}
+
+    results = Results([curve("fast", (0.0, 0.1), (10.0, 0.5)), curve("slow", (0.0, 0.1), (20.0, 0.3), (40.0, 0.9))])
+    equal = results.at_equal_time()
+    assert equal.values("accuracy", method="fast") == [0.5]
+    assert equal.values("accuracy", method="slow") == pytest.approx([0.2])
+    assert results.values("accuracy", method="slow") == [0.9]

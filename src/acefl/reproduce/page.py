@@ -70,20 +70,6 @@ class Page:
             self.text(f"{method} minus the others, seed by seed, ± half of the 95 % interval:")
             self.table(["method", *columns], body)
 
-    def at_equal_time(self, results: Results, columns: Mapping[str, Mapping[str, Any]]) -> None:
-        """Accuracy at the virtual time at which the first of the methods ends, from the curves."""
-        import numpy as np
-
-        found: dict[str, list[str]] = {method: [] for method in results.having("method")}
-        header = ["method"]
-        for name, labels in columns.items():
-            curves = {method: results.curve("accuracy", "time", method=method, **labels) for method in found}
-            end = min(times[-1] for seeds in curves.values() for times, _ in seeds if times)
-            header.append(f"{name}, time {end:,.0f}")
-            for method, seeds in curves.items():
-                found[method].append(spread([float(np.interp(end, *seed)) for seed in seeds]) or "not run")
-        self.table(header, [[method, *cells] for method, cells in found.items()])
-
     def figure(self, name: str, caption: str, draw: Draw) -> None:
         """Drawn by matplotlib where there is one; the numbers do not need it."""
         try:

@@ -91,6 +91,20 @@ class Results:
         common = set.intersection(*by_entry.values()) if by_entry else set()
         return Results(record for record in self.records if record["settings"]["seed"] in common)
 
+    def at_equal_time(self) -> Results:
+        """The same runs, judged at the virtual time at which the first of them ended: accuracy, from their curves."""
+        import numpy as np
+
+        ended = [record["history"][-1]["time"] for record in self.records if record["history"]]
+        judged = []
+        for record in self.records:
+            points = [(row["time"], row["accuracy"]) for row in record["history"] if row.get("accuracy") is not None]
+            if points:
+                times, values = zip(*points, strict=True)
+                value = float(np.interp(min(ended), times, values))
+                judged.append({**record, "final": {"accuracy": value}})
+        return Results(judged)
+
     def values(self, metric: str, **labels: Any) -> list[float]:
         """A final metric over seeds; a run that diverged counts as NaN, whatever it was judged at before."""
         found = [(r["final"].get(metric), r["diverged"]) for r in self.where(**labels).records]
