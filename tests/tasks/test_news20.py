@@ -134,6 +134,14 @@ def test_words_are_a_linear_classifier_of_their_counts(folder: str) -> None:
     assert task.compute.name == "together"
 
 
+def test_words_judge_a_client_by_all_its_documents(folder: str) -> None:
+    task = tasks.news20(folder, clients=1, partition="iid", model="words", batch=4, length=16)
+    model = torch.randn(task.initial().shape, generator=torch.Generator().manual_seed(0))
+    expected = F.cross_entropy(task.module(model)(task._inputs), task._targets)
+    assert len(task._targets) == 24
+    assert task.evaluate(model).metrics["client_loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
 def test_validation_documents_are_nobodys(folder: str) -> None:
     held_out = tasks.news20(folder, clients=4, alpha=1.0, model="tiny", length=16, validation=True)
     assert sum(held_out.samples) == 24 - 2

@@ -191,7 +191,8 @@ RECIPE = Recipe(
         "Every method's lr is tuned at every spread by the mean over clients of their own loss, on a seed that is not "
         "reported.",
         "ACED: tau of three times as many steps as there are clients.",
-        "A client's own accuracy and loss are those on 20 samples of the data that it trains on.",
+        "A client's own accuracy and loss are those on the data that it trains on: all of it with words, 20 samples "
+        "with another model.",
     ),
     quick={**QUICK, "form": "tuned", "steps": 10},
 )

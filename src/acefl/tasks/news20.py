@@ -24,7 +24,7 @@ from acefl.tasks.torch_task import LocalSteps, TorchTask
 TINY = "tiny"  # a random transformer with a tokenizer of its own: for tests, and for a look without any download
 WORDS = "words"  # no transformer: a linear classifier of a document's words, which a CPU trains in seconds
 CLASSES = 20
-EVALUATE_ON = 20  # of each client's own documents
+EVALUATE_ON = 20  # of each client's own documents, by a transformer; a classifier of words judges by all of them
 _EVALUATION_BATCH = 512
 _VOCABULARY = {TINY: 2000, WORDS: 8192}
 _GAIN = 10.0  # of words: learning rates below 1 then suit them
@@ -86,7 +86,7 @@ def news20(
         batch=batch,
         local=LocalWork.parse(local) if isinstance(local, str) else local,
         device=device,
-        evaluate_on=EVALUATE_ON,
+        evaluate_on=None if model == WORDS else EVALUATE_ON,
         evaluation_batch=_EVALUATION_BATCH,
         bf16=bf16,
         description={
