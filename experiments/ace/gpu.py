@@ -172,7 +172,7 @@ def _stages(name: str, records: Sequence[Record]) -> list[str]:
 
 
 def merge(folders: Sequence[Path]) -> None:
-    """Add records to the pages; runs of the small network, in place of the paper's, get a page of their own."""
+    """Add records to the pages; runs of a small model, in place of the paper's, get a page of their own."""
     for path in sorted(path for folder in folders for path in folder.glob("*/results.jsonl")):
         name = path.parent.name
         records = list(Ledger(path).records.values())
@@ -180,12 +180,13 @@ def merge(folders: Sequence[Path]) -> None:
             continue  # a search that has not ended has nothing to show
         models = {record["settings"].get("task.model") for record in records}
         assert len(models) == 1 or name == "amplification", f"{path} has several models: {models}"
-        apart = "-cnn" if models == {"cnn"} and name != "amplification" else ""
+        apart = "".join(f"-{model}" for model in models & {"cnn", "words"}) if name != "amplification" else ""
         out = HERE / "recorded" / f"{name}{apart}"
         out.mkdir(parents=True, exist_ok=True)
         added = reproduce.merge([path], out)
-        commands = [COMMANDS.format(",".join(_stages(name, list(Ledger(out / "results.jsonl").records.values()))))]
-        remarks = REMARKS.get(str(reproduce.recipe(name).data), [])
+        stages = _stages(name, list(Ledger(out / "results.jsonl").records.values()))
+        commands = [COMMANDS.format(",".join(stages))] if stages else []
+        remarks = REMARKS.get(str(reproduce.recipe(name).data), []) if stages else []
         for note in (out / "reproduce.json", path.parent / "reproduce.json"):  # what `acefl reproduce` made says how
             found = read_json(note)["commands"] if note.exists() else []
             commands += [line for line in found if line.startswith("acefl") and line not in commands]
