@@ -159,10 +159,15 @@ def curves(page: Page, name: str, caption: str, results: Results, panels: Mappin
             for row, (axis, words) in enumerate(axes.items()):
                 ax = grid[row][column]
                 for method in results.having("method"):
-                    _line_with_band(ax, results.curve("accuracy", axis, method=method, **labels), method, look(method))
+                    seeds = results.curve("accuracy", axis, method=method, **labels)
+                    if axis == "time":
+                        seeds = [(x[1:], y[1:]) for x, y in seeds]  # a logarithmic axis has no zero
+                    _line_with_band(ax, seeds, method, look(method))
                 ax.set_xlabel(words)
                 ax.set_title(title if row == 0 else "")
-            grid[0][column].grid(alpha=0.2)
+                ax.grid(alpha=0.2)
+                if axis == "time":
+                    ax.set_xscale("log")  # methods end far apart
         for row in range(len(axes)):
             grid[row][0].set_ylabel("test accuracy")
         figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
@@ -196,15 +201,17 @@ def lines(page: Page, name: str, caption: str, results: Results, x: str, *, metr
     def draw(plt: Any) -> None:
         import numpy as np
 
-        _, ax = plt.subplots(figsize=(6, 4), layout="constrained")
+        figure, ax = plt.subplots(figsize=(7.5, 4), layout="constrained")
         ticks = results.having(x)
-        for value in results.having(by):
+        values = results.having(by)
+        for index, value in enumerate(values):
+            aside = 0.05 * (index - (len(values) - 1) / 2)  # else error bars hide each other
             own = results.where(**{by: value})
             places = own.having(x)
             data = [np.asarray(own.values(metric, **{x: place})) for place in places]
             style = look(str(value))
             ax.errorbar(
-                [ticks.index(place) for place in places],
+                [ticks.index(place) + aside for place in places],
                 [np.nanmean(d) for d in data],
                 [np.nanstd(d, ddof=min(1, len(d) - 1)) for d in data],
                 color=style.colour,
@@ -216,7 +223,7 @@ def lines(page: Page, name: str, caption: str, results: Results, x: str, *, metr
         ax.set_xticks(range(len(ticks)), [f"{place:g}" for place in ticks])
         ax.set(xlabel=x, ylabel=metric.replace("_", " "))
         ax.grid(alpha=0.2)
-        ax.legend(frameon=False)
+        figure.legend(loc="outside right upper", frameon=False)
 
     if results.records:
         page.figure(name, caption, draw)
@@ -244,7 +251,8 @@ def heatmaps(page: Page, name: str, caption: str, results: Results, x: str, y: s
             image = ax.imshow(values[method], vmin=0.0, vmax=top, cmap="viridis", origin="lower", aspect="auto")
             for (row, column), value in np.ndenumerate(values[method]):
                 if not np.isnan(value):
-                    ax.text(column, row, f"{value:.3f}", ha="center", va="center", color="w", fontsize=7)
+                    ink = "k" if value > 0.6 * top else "w"
+                    ax.text(column, row, f"{value:.3f}", ha="center", va="center", color=ink, fontsize=8)
             ax.set(title=method, xlabel=x, xticks=range(len(across)), yticks=range(len(down)))
             ax.set_xticklabels([f"{a:g}" for a in across])
             ax.set_yticklabels([f"{b:g}" for b in down])
