@@ -99,11 +99,21 @@ def report(results: Results, page: Page) -> None:
         if probed.records:
             page.text(f"## {data}: why, by the measured error terms of a step", _EXPLAINED)
             page.table(["method", *_term_columns(probed)], _terms(probed))
+            if any("influence_slow" in record["final"] for record in probed.records):
+                page.text(_SHARES)
+                measured = {name: labels for name, labels in columns.items() if probed.where(**labels).records}
+                page.grid(probed, measured, metric="influence_slow")
 
 
 _EXPLAINED = (
     "Mean squared norms of noise A, participation bias B and delay C over the measured steps of a run, as multiples of "
     "the mean squared true gradient there: what is far above 1 hides the direction of descent."
+)
+
+
+_SHARES = (
+    "B of a single step does not tell a bias that averages out, as with equal speeds, from one that stays. The part "
+    "that the updates of the slowest fifth of clients had in all steps does (0.2 would be their due):"
 )
 
 

@@ -65,7 +65,7 @@ class Standing:
     def __str__(self) -> str:
         parts = {"ahead of": self.ahead, "level with": self.level, "behind": self.behind}
         found = {words: methods for words, methods in parts.items() if methods}
-        everybody = len(found) == 1 and len(self.ahead) + len(self.level) + len(self.behind) > 1
+        everybody = len(found) == 1 and len(self.ahead) + len(self.level) + len(self.behind) > 3
         told = "; ".join(f"{words} {'all' if everybody else ', '.join(methods)}" for words, methods in found.items())
         return told + (" (one seed)" if self.seeds == 1 else "")
 

@@ -40,7 +40,7 @@ class Assignment:
     probe: int | None
 
     def job(self) -> Job:
-        return dataclasses.replace(self.cell.job(Path()), out=None, probe=self.probe)
+        return dataclasses.replace(self.cell.job(Path()), out=None, probe=self.probe, watch=self.probe is not None)
 
 
 @dataclass
