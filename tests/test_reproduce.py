@@ -387,13 +387,13 @@ def test_a_point_stands_above_its_own_mark_though_others_have_more(tmp_path: Pat
 
     class Axes(MagicMock):
         def errorbar(self, x: Any, *rest: Any, label: str, **looks: Any) -> None:
-            drawn[label] = list(x)
+            drawn[label] = [round(place) for place in x]
 
         def set_xticks(self, at: Any, names: list[str]) -> None:
             marks[:] = names
 
     plt = MagicMock()
-    plt.subplots.return_value = (None, Axes())
+    plt.subplots.return_value = (MagicMock(), Axes())
     page.figure = lambda name, caption, draw: draw(plt)  # type: ignore[method-assign]
     lines(page, "f", "c", Results(records), "dropout", by="method")
     assert marks == ["0", "0.1", "0.3"]
