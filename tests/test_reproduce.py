@@ -424,11 +424,16 @@ def test_the_page_to_cite_shows_what_is_recorded() -> None:
 
 
 @pytest.mark.parametrize("folder", sorted((summary.HERE / "recorded").iterdir()), ids=lambda path: path.name)
-def test_a_recorded_page_is_what_its_records_give(folder: Path, tmp_path: Path) -> None:
+def test_a_recorded_page_is_what_its_records_give(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: set[str] = set()
+    monkeypatch.setattr(Page, "_draw", lambda page, name, draw: drawn.add(f"{name}.svg"))  # drawing takes seconds
     for name in ("results.jsonl", "reproduce.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     written = reproduce.write_page(tmp_path).read_text(encoding="utf-8")
     assert written == (folder / "README.md").read_text(encoding="utf-8")
+    assert drawn == {path.name for path in folder.glob("*.svg")}
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

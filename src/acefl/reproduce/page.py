@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,11 +73,15 @@ class Page:
 
     def figure(self, name: str, caption: str, draw: Draw) -> None:
         """Drawn by matplotlib where there is one; the numbers do not need it."""
-        try:
-            import matplotlib
-        except ImportError:
+        if find_spec("matplotlib") is None:
             self.text(f"(no figure {name}: it needs matplotlib, pip install 'acefl[reproduce]')")
             return
+        self._draw(name, draw)
+        self.text(f"![{caption}]({name}.svg)", "", caption)
+
+    def _draw(self, name: str, draw: Draw) -> None:
+        import matplotlib
+
         matplotlib.use("Agg")
         import matplotlib.pyplot as plt
 
@@ -84,7 +89,6 @@ class Page:
         draw(plt)
         plt.savefig(self.folder / f"{name}.svg", metadata={"Date": None})
         plt.close("all")
-        self.text(f"![{caption}]({name}.svg)", "", caption)
 
     def write(self) -> Path:
         path = self.folder / "README.md"
