@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acefl.reproduce import cifar10_main, dropout
-from acefl.reproduce.differences import Difference, paired, standing, verdict
+from acefl.reproduce import amplification, cifar10_main, dropout
+from acefl.reproduce.differences import Difference, leading, paired, standing, verdict
 from acefl.reproduce.records import Results
 
 SEEDS = 5
@@ -78,6 +78,24 @@ def test_a_verdict_names_what_is_level_and_what_is_the_other_way_round(
     gaps: list[list[float]], said: str | None
 ) -> None:
     assert verdict({str(place): Difference.of(values) for place, values in enumerate(gaps)}) == said
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({"A": [0.5, 0.6, 0.7], "B": [0.4, 0.51, 0.6]}, "agrees: A (0.600) ahead of B"),
+        ({"A": [0.4, 0.51, 0.6], "B": [0.5, 0.6, 0.7]}, "does not agree: A (0.503) behind B"),
+        ({"A": [0.5, 0.1, 0.9], "B": [0.4, 0.5, 0.6]}, "cannot be told: A (0.500) level with B"),
+    ],
+)
+def test_to_be_level_with_everybody_is_no_disagreement(values: dict[str, list[float]], word: str) -> None:
+    assert leading(runs(values), ["A"], ["B"]) == word
+
+
+def test_an_error_term_is_a_share_of_the_runs_mean_squared_gradient() -> None:
+    steps = [{"bias": 1.0, "squared_gradient": 1.0}, {"bias": 3.0, "squared_gradient": 7.0}, {"loss": 2.0}]
+    record = {**run("ASGD", 0, 0.5), "history": steps}
+    assert amplification._over_squared_gradient(Results([record]), "bias") == "0.500"
 
 
 def test_a_run_that_delay_cannot_change_is_no_evidence_about_delay() -> None:

@@ -80,7 +80,10 @@ def test_every_recipe_runs_records_and_reports(name: str, form: str, data: Path,
     records = [json.loads(line) for line in lines.splitlines()]
     planned = reproduce.recipe(name).plan(request)
     assert sum(r["kind"] == "run" for r in records) == sum(len(p.seeds) for p in planned) or not planned
+    for record in records:  # where error terms are measured, also whose updates made the steps
+        assert ("influence_slow" in record["final"]) == record["labels"].get("probed", False)
     page = (tmp_path / "README.md").read_text()
+    assert ("0.2 would be their due" in page) == (name == "amplification")
     for text in ("# ", "acefl reproduce", "Hardware: ", "|---|"):
         assert text in page
     for figure in (line.partition("(")[2].partition(")")[0] for line in page.splitlines() if line.startswith("![")):

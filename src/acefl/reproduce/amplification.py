@@ -127,13 +127,13 @@ def _terms(results: Results) -> list[list[str]]:
         cells = []
         for spread in results.having("spread"):
             own = results.where(method=method, spread=spread)
-            cells += [_shown(own, term) for term in TERMS]
+            cells += [_over_squared_gradient(own, term) for term in TERMS]
         rows.append([method, *cells])
     return rows
 
 
-def _shown(results: Results, term: str) -> str:
-    """A term over the squared gradient, in a run each, and the standard deviation over seeds."""
+def _over_squared_gradient(results: Results, term: str) -> str:
+    """The mean over a run's measured steps of a term, over that of the squared gradient; its spread over seeds."""
     shares = []
     for record in results.records:
         steps = [row for row in record["history"] if row.get(term) is not None]

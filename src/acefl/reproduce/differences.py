@@ -85,13 +85,19 @@ def standing(
 
 
 def leading(results: Results, named: Sequence[str], others: Sequence[str], *, metric: str = "accuracy") -> str | None:
-    """Whether each of the named is behind none of the others and ahead of some, and where each stands."""
+    """Whether each of the named is behind none of the others and ahead of some, and where each stands.
+
+    Where nobody is ahead and nobody behind, too few seeds may be all there is to say.
+    """
     found = {method: standing(results, method, others, metric=metric) for method in named}
     known = {method: place for method, place in found.items() if place is not None}
     if len(known) < len(named):
         return None
     so = [method for method, place in known.items() if place.ahead and not place.behind]
-    word = "agrees" if len(so) == len(named) else f"agrees for {', '.join(so)} alone" if so else "does not agree"
+    if so:
+        word = "agrees" if len(so) == len(named) else f"agrees for {', '.join(so)} alone"
+    else:
+        word = "does not agree" if any(place.behind for place in known.values()) else "cannot be told"
     told = (f"{method} ({results.mean(metric, method=method):.3f}) {place}" for method, place in known.items())
     return f"{word}: {'. '.join(told)}"
 

@@ -66,16 +66,9 @@ class Results:
         self.records = [record for record in runs if record["settings"].get("lr") == chosen[_entry(record)]]
         self.trials = [record for record in every if record["kind"] == "trial"]
 
-    def _some(self, records: Iterable[Record]) -> Results:
-        """Of these runs alone: their rates are chosen already."""
-        some = object.__new__(Results)
-        some.records, some.trials = list(records), []
-        return some
-
     def where(self, **labels: Any) -> Results:
         """Those with these labels."""
-        wanted = labels.items()
-        return self._some(r for r in self.records if all(r["labels"].get(key) == value for key, value in wanted))
+        return Results(r for r in self.records if all(r["labels"].get(key) == value for key, value in labels.items()))
 
     def having(self, label: str) -> list[Any]:
         """The values a label takes: methods in their usual order, numbers by size, others as they were recorded."""
@@ -96,7 +89,7 @@ class Results:
         for record in self.records:
             by_entry.setdefault(_entry(record), set()).add(record["settings"]["seed"])
         common = set.intersection(*by_entry.values()) if by_entry else set()
-        return self._some(record for record in self.records if record["settings"]["seed"] in common)
+        return Results(record for record in self.records if record["settings"]["seed"] in common)
 
     def at_equal_time(self) -> Results:
         """The same runs, judged at the virtual time at which the first of them ended: accuracy, from their curves."""
@@ -110,7 +103,7 @@ class Results:
                 times, values = zip(*points, strict=True)
                 value = float(np.interp(min(ended), times, values))
                 judged.append({**record, "final": {"accuracy": value}})
-        return self._some(judged)
+        return Results(judged)
 
     def values(self, metric: str, **labels: Any) -> list[float]:
         """A final metric over seeds; a run that diverged counts as NaN, whatever it was judged at before."""
