@@ -82,6 +82,7 @@ STAGES: dict[str, tuple[str, dict[str, Any], Wanted]] = {
     "dropout0": ("dropout", {"seeds": (0,)}, EVERYTHING),
     "dropout12": ("dropout", {"seeds": (1, 2)}, _many_leave),
     "dropout34": ("dropout", {"seeds": (3, 4)}, _many_leave),
+    "tau12": ("dropout", {"seeds": (1, 2)}, lambda labels: labels["part"] == "tau"),
     "dropout-cnn": ("dropout", {"seeds": (0, 1, 2, 3, 4)} | CNN, EVERYTHING),
     "readings": ("readings", {"seeds": (0,)}, EVERYTHING),
     "pretrained": ("readings", {"seeds": (0,), "start": START}, lambda labels: "pre-trained" in labels["change"]),
