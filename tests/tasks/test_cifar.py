@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +186,15 @@ def test_without_a_folder_it_comes_from_the_hub_or_says_how_to_get_it(monkeypatc
     found = load("cifar10", None)
     np.testing.assert_array_equal(found.train, x)
     np.testing.assert_array_equal(found.test_labels, y)
+
+
+def test_without_internet_it_is_one_line_and_no_list_of_retries(tmp_path: Path) -> None:
+    """A hub at a port where nobody listens, asked by a process that was not told to leave it alone."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from acefl import tasks; tasks.cifar10()"],
+        env={**os.environ, "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert "InvalidInput: cifar10 is not to be had from the hub" in done.stderr.splitlines()[-1]
+    assert "Retrying" not in done.stderr
