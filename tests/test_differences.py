@@ -114,6 +114,26 @@ def test_a_run_that_delay_cannot_change_is_no_evidence_about_delay() -> None:
     assert by_alpha == "agrees: 3 of 3"
 
 
+def test_bands_are_compared_seed_by_seed() -> None:
+    """Bands ten times as wide are told by five seeds; bands of one width, drawn anew for each method, are not."""
+    rng = np.random.default_rng(0)
+    settings = [{"clock": "tick", "alpha": a, "beta": b} for a in cifar10_main.ALPHAS for b in cifar10_main.BETAS]
+
+    def said(wide: float, seeds: int = SEEDS) -> str | None:
+        return cifar10_main._steadiness(
+            Results(
+                run(method, seed, 0.5 + (wide if "ASGD" in method else 0.01) * rng.normal(), **labels)
+                for method in cifar10_main.METHODS
+                for labels in settings
+                for seed in range(seeds)
+            )
+        )
+
+    assert str(said(0.1)).startswith("agrees: 6 of 6. Mean distance")
+    assert str(said(0.01)).startswith("cannot be told: 0 of 6 ")
+    assert said(0.1, seeds=1) is None
+
+
 def test_the_ablation_of_tau_has_the_usual_tau_from_among_the_methods() -> None:
     taus = [tau for tau in dropout.TAUS if tau != dropout.TAU]
     labels = {"dropout": dropout.ABLATION_AT}

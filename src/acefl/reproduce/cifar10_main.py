@@ -165,21 +165,30 @@ def _amplified(results: Results) -> str | None:
 
 
 def _steadiness(results: Results) -> str | None:
-    """The mean over settings of the standard deviation over seeds at the end."""
-    deviation: dict[str, list[float]] = {}
+    """How far a seed ends from the mean of all, on average over settings: that of two methods, seed by seed."""
     own = judged(results)
-    for method in METHODS:
-        for labels in panels(own, "tick").values():
-            values = own.values("accuracy", method=method, **labels)
-            if len(values) > 1:
-                deviation.setdefault(method, []).append(statistics.stdev(values))
-    if len(deviation) < len(METHODS):
+    distance = {method: _distances(own.where(method=method)) for method in METHODS}
+    seeds = set.intersection(*(set(values) for values in distance.values()))
+    if not seeds:
         return None
-    mean = {method: statistics.mean(values) for method, values in deviation.items()}
-    single = min(mean["ASGD"], mean["DelayAdaptiveASGD"])
-    several = max(mean["ACE"], mean["FedBuff"], mean["CA2FL"])
-    told = ", ".join(f"{method} {value:.3f}" for method, value in sorted(mean.items(), key=lambda pair: -pair[1]))
-    return f"{'agrees' if single > several else 'does not agree'}: standard deviation over seeds {told}"
+    gaps = {
+        f"{wide} minus {steady}": Difference.of([distance[wide][seed] - distance[steady][seed] for seed in seeds])
+        for wide in ("DelayAdaptiveASGD", "ASGD")
+        for steady in ("ACE", "FedBuff", "CA2FL")
+    }
+    means = {method: statistics.fmean(values.values()) for method, values in distance.items()}
+    told = ", ".join(f"{method} {value:.3f}" for method, value in sorted(means.items(), key=lambda pair: -pair[1]))
+    return f"{verdict(gaps)}. Mean distance of a seed from the mean of all: {told}"
+
+
+def _distances(results: Results) -> dict[int, float]:
+    """By seed; nothing where there is but one."""
+    found: dict[int, list[float]] = {}
+    for labels in panels(results, "tick").values():
+        values = results.by_seed("accuracy", **labels)
+        for seed, value in values.items() if len(values) > 1 else ():
+            found.setdefault(seed, []).append(abs(value - statistics.fmean(values.values())))
+    return {seed: statistics.fmean(own) for seed, own in found.items()}
 
 
 CLAIMS = (
