@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from acefl.reproduce.differences import Difference, leading, paired, verdict
+from acefl.reproduce.differences import Difference, leading, paired, same_seed, verdict
 from acefl.reproduce.page import Page, curves
 from acefl.reproduce.plan import Claim, Planned, Recipe, Request, contestants, entry
 from acefl.reproduce.records import Results
@@ -154,8 +154,8 @@ def _amplified(results: Results) -> str | None:
     """The drop by delay at α = 0.1 less that at α = 0.3, seed by seed."""
     own, gaps = judged(results), {}
     for method in PARTIAL:
-        seeds = [own.by_seed("accuracy", method=method, alpha=a, beta=b) for a in ALPHAS for b in BETAS]
-        values = [[of[seed] for of in seeds] for seed in seeds[0] if all(seed in of for of in seeds)]
+        settings = [own.by_seed("accuracy", method=method, alpha=a, beta=b) for a in ALPHAS for b in BETAS]
+        values = same_seed(*settings)
         if not values:
             return None
         gap = Difference.of([(a - c) - (b - d) for a, c, b, d in values])
@@ -167,16 +167,16 @@ def _amplified(results: Results) -> str | None:
 def _steadiness(results: Results) -> str | None:
     """How far a seed ends from the mean of all, on average over settings: that of two methods, seed by seed."""
     own = judged(results)
-    distance = {method: _distances(own.where(method=method)) for method in METHODS}
-    seeds = set.intersection(*(set(values) for values in distance.values()))
+    seeds = same_seed(*(_distances(own.where(method=method)) for method in METHODS))
     if not seeds:
         return None
+    distance = dict(zip(METHODS, zip(*seeds, strict=True), strict=True))
     gaps = {
-        f"{wide} minus {steady}": Difference.of([distance[wide][seed] - distance[steady][seed] for seed in seeds])
+        f"{wide} minus {steady}": Difference.of([a - b for a, b in zip(distance[wide], distance[steady], strict=True)])
         for wide in ("DelayAdaptiveASGD", "ASGD")
         for steady in ("ACE", "FedBuff", "CA2FL")
     }
-    means = {method: statistics.fmean(values.values()) for method, values in distance.items()}
+    means = {method: statistics.fmean(values) for method, values in distance.items()}
     told = ", ".join(f"{method} {value:.3f}" for method, value in sorted(means.items(), key=lambda pair: -pair[1]))
     return f"{verdict(gaps)}. Mean distance of a seed from the mean of all: {told}"
 

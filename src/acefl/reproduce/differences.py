@@ -44,13 +44,17 @@ class Difference:
         return f"{self.mean:+.3f}" + (f" ± {self.half:.3f}" if math.isfinite(self.half) else "") + f" ({self.seeds})"
 
 
+def same_seed(*by_seed: Mapping[int, float]) -> list[tuple[float, ...]]:
+    """The values of each seed that all of them have, side by side."""
+    return [tuple(own[seed] for own in by_seed) for seed in by_seed[0] if all(seed in own for own in by_seed)]
+
+
 def paired(
     results: Results, more: Mapping[str, Any], less: Mapping[str, Any], *, metric: str = "accuracy"
 ) -> Difference | None:
     """A final metric of the runs with some labels minus that of others, over the seeds that both have."""
-    a, b = results.by_seed(metric, **more), results.by_seed(metric, **less)
-    common = [a[seed] - b[seed] for seed in a if seed in b]
-    return Difference.of(common) if common else None
+    common = same_seed(results.by_seed(metric, **more), results.by_seed(metric, **less))
+    return Difference.of([a - b for a, b in common]) if common else None
 
 
 @dataclass(frozen=True)
