@@ -84,6 +84,7 @@ def test_every_recipe_runs_records_and_reports(name: str, form: str, data: Path,
         assert ("influence_slow" in record["final"]) == record["labels"].get("probed", False)
     page = (tmp_path / "README.md").read_text()
     assert ("0.2 would be their due" in page) == (name == "amplification")
+    assert ("as the search chose them" in page) == any(record["kind"] == "trial" for record in records)
     for text in ("# ", "acefl reproduce", "Hardware: ", "|---|"):
         assert text in page
     for figure in (line.partition("(")[2].partition(")")[0] for line in page.splitlines() if line.startswith("![")):

@@ -88,12 +88,14 @@ def report(results: Results, page: Page) -> None:
         columns = {f"spread {spread:g}": {"spread": spread} for spread in own.having("spread")}
         for metric, words in (
             ("slow_accuracy", "Accuracy of the slowest fifth of clients on their own data"),
+            ("fast_accuracy", "Accuracy of the fastest fifth of clients on their own data"),
             ("accuracy", "Test accuracy"),
             ("client_loss", "Mean over clients of their own loss"),
         ):
             page.text(f"## {data}: {words}")
             page.grid(own, columns, metric=metric)
             page.against(own, "ACE", columns, metric=metric)
+        page.rates(own, columns)
         lines(page, f"{data}-slow", "Accuracy of the slowest fifth", own, "spread", metric="slow_accuracy", by="method")
         page.text(f"## {data}: where ACE and ACED stand", *_standing(own))
         if probed.records:

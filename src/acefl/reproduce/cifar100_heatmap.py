@@ -41,7 +41,9 @@ def report(results: Results, page: Page) -> None:
         own = results.where(form=form)
         pairs = sorted({(r["labels"]["alpha"], r["labels"]["beta"]) for r in own.records})
         page.text(f"## Final test accuracy, {form}")
-        page.grid(own, {f"α = {a:g}, β = {b:g}": {"alpha": a, "beta": b} for a, b in pairs})
+        columns = {f"α = {a:g}, β = {b:g}": {"alpha": a, "beta": b} for a, b in pairs}
+        page.grid(own, columns)
+        page.rates(own, columns)
         heatmaps(page, f"{form}-heatmaps", "Accuracy by α and β, one scale for all methods", own, "alpha", "beta")
 
 

@@ -97,6 +97,7 @@ def report(results: Results, page: Page) -> None:
                 equal = Results(record for part in parts for record in part.records)
                 page.grid(equal, columns)
                 page.against(equal, "ACE", columns)
+            page.rates(of_form, columns)
             page.text("Uploads, and mean staleness in steps, of the first seed:")
             page.table(["method", *columns], _costs(of_form, columns))
             curves(page, f"{form}-{clock}", f"Accuracy, {form}, clock {clock}", of_form, columns)

@@ -61,8 +61,10 @@ def report(results: Results, page: Page) -> None:
         words = "as printed" if form == "printed" else "tuned without dropout, equal uploads"
         methods, taus = own.where(part="methods"), _by_tau(own)
         page.text(f"## Final test accuracy by the share of clients that leave at T/2, {words}")
-        shares = methods.having("dropout")
-        page.grid(methods, {f"{100 * share:g} %": {"dropout": share} for share in shares})
+        columns = {f"{100 * share:g} %": {"dropout": share} for share in methods.having("dropout")}
+        page.grid(methods, columns)
+        page.against(methods, "ACED", columns)
+        page.rates(methods, columns)
         lines(page, f"{form}-dropout", "Accuracy by dropout", methods, "dropout", by="method")
         page.text(f"## ACED by tau, {100 * ABLATION_AT:g} % leaving, {words}")
         page.grid(taus, {"accuracy": {}}, rows="tau")

@@ -81,6 +81,7 @@ def report(results: Results, page: Page) -> None:
                     words = any(record["settings"].get("task.model") == "words" for record in part.records)
                     page.grid(part, columns, printed=None if words else _printed(alphas))
                     page.against(part, "ACE", columns)
+                    page.rates(part, columns)
 
 
 def _words(update: str) -> str:

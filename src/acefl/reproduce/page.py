@@ -71,6 +71,17 @@ class Page:
             self.text(f"{method} minus the others, seed by seed, ± half of the 95 % interval:")
             self.table(["method", *columns], body)
 
+    def rates(self, results: Results, columns: Mapping[str, Mapping[str, Any]]) -> None:
+        """The learning rates of runs that were tuned."""
+        tuned = results.where(form="tuned")
+        body = []
+        for method in tuned.having("method"):
+            found = [tuned.where(method=method, **labels).records for labels in columns.values()]
+            body.append([method, *[f"{own[0]['settings']['lr']:.2g}" if own else "" for own in found]])
+        if body:
+            self.text("Learning rates, as the search chose them:")
+            self.table(["method", *columns], body)
+
     def figure(self, name: str, caption: str, draw: Draw) -> None:
         """Drawn by matplotlib where there is one; the numbers do not need it."""
         if find_spec("matplotlib") is None:

@@ -48,6 +48,7 @@ def report(results: Results, page: Page) -> None:
         columns = main.panels(own, "tick")
         page.text(f"## Final test accuracy, {form}")
         page.grid(own, columns)
+        page.rates(own, columns)
         curves(page, f"{form}-curves", f"Accuracy with fp32 and 8-bit tables, {form}", own, columns)
 
 

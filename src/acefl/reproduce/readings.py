@@ -74,6 +74,8 @@ def report(results: Results, page: Page) -> None:
         own = results.where(beta=beta)
         page.text(f"## Final test accuracy, clock `tick`, α = {ALPHA:g}, β = {beta:g}")
         page.grid(own, {method: {"method": method} for method in METHODS}, rows="change")
+        repeated = [change for change in own.having("change") if own.where(change=change).seeds > 1]
+        page.against(own, "ACE", {change: {"change": change} for change in repeated})
 
 
 RECIPE = Recipe(
