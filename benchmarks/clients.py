@@ -10,13 +10,13 @@ import itertools
 import torch
 
 from acefl import ACE, ACED, ASGD, CA2FL, Arrival, Server
-from acefl.types import RuleSettings
+from acefl.core.rule import Method
 from benchmarks.common import interleaved, median_ratio, report
 
 DIM, ARRIVALS, FEW, MANY = 50_000, 3_000, 100, 1_000
 
 
-def server_loop(rule: RuleSettings, clients: int) -> None:
+def server_loop(rule: Method, clients: int) -> None:
     """All clients report once (not timed apart: the same for both sizes per arrival), then go on in turn."""
     model = torch.zeros(DIM)
     updates = torch.randn(16, DIM)
@@ -29,7 +29,7 @@ def server_loop(rule: RuleSettings, clients: int) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    rules: dict[str, RuleSettings] = {"ACE": ACE(), "ACED": ACED(tau=5_000), "CA2FL": CA2FL(), "ASGD": ASGD()}
+    rules: dict[str, Method] = {"ACE": ACE(), "ACED": ACED(tau=5_000), "CA2FL": CA2FL(), "ASGD": ASGD()}
     rules["ACE direct (as printed)"] = ACE(variant="direct")
     jobs = {}
     for (name, rule), clients in itertools.product(rules.items(), (FEW, MANY)):

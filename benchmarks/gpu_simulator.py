@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from acefl.admission import Gate
+from acefl.core.rule import Method
 from acefl.fleets.simulated import simulated_fleet
 from acefl.loop import run
 from acefl.rules import ACE, ASGD
@@ -26,7 +27,6 @@ from acefl.stop import Stop
 from acefl.tasks.torch_task import TorchTask
 from acefl.tasks.vision import resnet18, small_cnn
 from acefl.timing import Scenario
-from acefl.types import RuleSettings
 
 CLIENTS, EAGER = 100, 300
 
@@ -52,7 +52,7 @@ def digits_shaped() -> TorchTask:
     return TorchTask(model, nn.CrossEntropyLoss(), data, batch=50, device="cuda")
 
 
-def simulator(task: TorchTask, rule: RuleSettings, arrivals: int) -> None:
+def simulator(task: TorchTask, rule: Method, arrivals: int) -> None:
     model = task.initial()
     gate = Gate(CLIENTS, model, finite=False)
     server = Server(model, rule.build(CLIENTS, model, task.samples), 1e-4, CLIENTS, gate=gate)

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from acefl import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff, Scenario, Stop, simulate, tasks
+from acefl.core.rule import Method
 from acefl.probes import ErrorTerms, Participation
-from acefl.types import RuleSettings
 from benchmarks.common import report
 
 ARRIVALS, REPEATS = 2_000, 5
-RULES: dict[str, RuleSettings] = {
+RULES: dict[str, Method] = {
     "ACE": ACE(),
     "ACED": ACED(tau=300),
     "CA2FL": CA2FL(),
@@ -49,7 +49,7 @@ class Timed:
         return call
 
 
-def slowdown(task: tasks.TorchTask, rule: RuleSettings, observer: Callable[[], Any]) -> tuple[float, float]:
+def slowdown(task: tasks.TorchTask, rule: Method, observer: Callable[[], Any]) -> tuple[float, float]:
     """How many times longer a run takes with the observer, and the rest of it in microseconds per arrival."""
     inside, outside = [], []
     for _ in range(REPEATS + 1):

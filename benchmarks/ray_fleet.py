@@ -15,17 +15,17 @@ from typing import Any
 import torch
 
 from acefl import ACE, ACED, ASGD, Server, Stop
+from acefl.core.rule import Method
 from acefl.experiment import build_task
 from acefl.fleets.ray import RayFleet
 from acefl.fleets.simulated import work_key
 from acefl.loop import run
-from acefl.types import RuleSettings
 from benchmarks.common import report
 
 SOURCE = {"name": "digits", "clients": 100, "alpha": 0.1, "model": "mlp", "batch": 50}
 SEED, LR, ACTORS, DEPTH, TOGETHER = 0, 0.05, 4, 2, 12
 BATCHED = f"ACE, {TOGETHER} clients per call"
-RULES: dict[str, RuleSettings] = {"ASGD": ASGD(), "ACE": ACE(warmup="seen"), "ACED": ACED(tau=300, warmup="seen")}
+RULES: dict[str, Method] = {"ASGD": ASGD(), "ACE": ACE(warmup="seen"), "ACED": ACED(tau=300, warmup="seen")}
 
 
 def bare(actors: list[Any], arrivals: int) -> float:
@@ -58,7 +58,7 @@ def bare(actors: list[Any], arrivals: int) -> float:
     return arrivals / seconds
 
 
-def ours(fleet: RayFleet, rule: RuleSettings, arrivals: int) -> float:
+def ours(fleet: RayFleet, rule: Method, arrivals: int) -> float:
     """The loop, server, gate and rule, as `run_on_ray` uses them."""
     model = build_task(SOURCE, SEED).initial()
     server = Server(model, rule.build(fleet.clients, model), LR, fleet.clients, on_arrival=fleet.heard)

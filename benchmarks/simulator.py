@@ -9,16 +9,16 @@ from __future__ import annotations
 import torch
 
 from acefl import ACE, ACED, ASGD, CA2FL, FedBuff, Scenario, Server, Stop, tasks
+from acefl.core.rule import Method
 from acefl.fleets.simulated import simulated_fleet
 from acefl.loop import run
-from acefl.types import RuleSettings
 from benchmarks.common import interleaved, median_ratio, report
 
 ARRIVALS = 2_000
 SCENARIO = Scenario(spread=30.0)
 
 
-def simulator(task: tasks.TorchTask, rule: RuleSettings) -> None:
+def simulator(task: tasks.TorchTask, rule: Method) -> None:
     model = task.initial()
     server = Server(model, rule.build(task.clients, model, task.samples), 0.05, task.clients)
     for _ in run(server, simulated_fleet(task, SCENARIO, seed=0), Stop(arrivals=ARRIVALS)):
@@ -39,7 +39,7 @@ def bare(task: tasks.TorchTask) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     task = tasks.digits(clients=100, model="mlp", batch=50)
-    rules: dict[str, RuleSettings] = {
+    rules: dict[str, Method] = {
         "ASGD": ASGD(),
         "FedBuff": FedBuff(),
         "CA2FL": CA2FL(),

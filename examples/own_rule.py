@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from acefl import ACE, Arrival, Scenario, Stop, simulate, tasks
+from acefl import ACE, Arrival, Method, Rule, Scenario, Stop, simulate, tasks
 from acefl.errors import require
 from acefl.table import Accumulator, Table
 from acefl.testing import check_rule
-from acefl.types import Rule, State, Vector
+from acefl.types import Vector
 
 
 @dataclass(frozen=True)
-class ClippedACE:
+class ClippedACE(Method):
     """The mean of every client's latest update, each shortened to a norm of at most `clip`."""
 
     clip: float = 1.0
@@ -35,7 +35,9 @@ class ClippedACE:
         return ClippedRule(self.clip, Table(clients, like), Accumulator(like))
 
 
-class ClippedRule:
+class ClippedRule(Rule):
+    saved = ("_table", "_total", "_seen")
+
     def __init__(self, clip: float, table: Table, total: Accumulator) -> None:
         self._clip = clip
         self._table = table  # every client's latest update
@@ -52,17 +54,15 @@ class ClippedRule:
     def direction(self) -> Vector:
         return self._total.value / len(self._seen)
 
-    def state_dict(self) -> State:
-        return {
-            "table": self._table.state_dict(),
-            "total": self._total.state_dict(),
-            "seen": sorted(self._seen),
-        }
+    def join(self, clients: int, weight: float = 1.0) -> None:
+        self._table.grow(clients)
 
-    def load_state_dict(self, state: State) -> None:
-        self._table.load_state_dict(state["table"])
-        self._total.load_state_dict(state["total"])
-        self._seen = set(state["seen"])
+    def leave(self, client: int) -> bool:
+        if client in self._seen:
+            self._table.add_row(client, self._total, -1.0)
+            self._table.forget(client)
+            self._seen.remove(client)
+        return False
 
 
 class OneBrokenClient:

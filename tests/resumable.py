@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from acefl import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff, Run, Scenario, Stop, tasks
+from acefl.core.rule import Method
 from acefl.rules import (
     AREA,
     FADAS,
@@ -24,13 +25,12 @@ from acefl.rules import (
     RobustACE,
 )
 from acefl.simulation import Simulation
-from acefl.types import RuleSettings
 
 CLIENTS, DIM, ARRIVALS = 7, 33, 60
 TASK: dict[str, Any] = {"name": "quadratic", "clients": CLIENTS, "dim": DIM, "seed": 3}
 FILE = "file"  # stands for a home in a file, wherever the test has room for it
 
-WITH_TABLE: dict[str, RuleSettings] = {
+WITH_TABLE: dict[str, Method] = {
     f"{name}-{table}-{home}": dataclasses.replace(rule, table=table, home=home)  # type: ignore[type-var]
     for name, rule in {
         "ACE": ACE(),
@@ -40,7 +40,7 @@ WITH_TABLE: dict[str, RuleSettings] = {
     for table in ("fp32", "bf16", "int8")
     for home in ("memory", FILE)
 }
-RULES: dict[str, RuleSettings] = {
+RULES: dict[str, Method] = {
     **WITH_TABLE,
     "ACE-direct": ACE(variant="direct"),
     "ACE-client-held": ACE(variant="client-held"),

@@ -31,10 +31,10 @@ from acefl import (
     tasks,
 )
 from acefl.admission import REASONS, Gate, NormLimit
+from acefl.core.rule import Method
 from acefl.kernels import LONG, is_finite
 from acefl.rules import METHODS
 from acefl.testing import _equal
-from acefl.types import RuleSettings
 
 VERSION = 5
 GOOD = Arrival(client=1, update=torch.ones(3), trained_on=3, version=VERSION, task=7)
@@ -208,10 +208,10 @@ def test_a_flooding_client_is_looked_at_every_nth_time_and_can_come_back() -> No
 # --- refusals leave nothing behind ------------------------------------------------------------------------------------
 
 CLIENTS = 5
-EVERY_METHOD: list[RuleSettings] = [method() for method in METHODS.values()]
+EVERY_METHOD: list[Method] = [method() for method in METHODS.values()]
 
 
-def strict_server(method: RuleSettings) -> Server:
+def strict_server(method: Method) -> Server:
     like = torch.zeros(3)
     norm = NormLimit(factor=4.0, history=2)
     return Server(like, method.build(CLIENTS, like, [1] * CLIENTS), 0.1, CLIENTS, gate=gate_with(like, norm))
@@ -233,7 +233,7 @@ SPOILERS: list[Callable[[Arrival], Arrival]] = [
     st.sampled_from(EVERY_METHOD),
     st.lists(st.tuples(st.integers(0, CLIENTS - 1), st.integers(0, 2 * len(SPOILERS))), max_size=60),
 )
-def test_a_run_is_that_of_its_accepted_arrivals_alone(method: RuleSettings, script: list[tuple[int, int]]) -> None:
+def test_a_run_is_that_of_its_accepted_arrivals_alone(method: Method, script: list[tuple[int, int]]) -> None:
     """With every check on, whatever is refused, for whatever reason, the same run without it ends in the same state."""
     mixed, good = strict_server(method), strict_server(method)
     for task, (client, how) in enumerate([*((client, 0) for client in range(CLIENTS)), *script]):

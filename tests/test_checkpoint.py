@@ -14,7 +14,7 @@ import random
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ CASES = [
     (rule, scenario)
     for rule, chosen in RULES.items()
     for scenario in CLOCKS
-    if not (scenario == "sampled-churn" and getattr(chosen, "synchronous", False))
+    if not (scenario == "sampled-churn" and chosen.rounds)
 ] + [
     (rule, scenario)
     for rule in ("ACE-int8-file", "ACED-model", "CA2FL-fp32-memory", "FedBuff")
@@ -279,10 +279,10 @@ class TestOwnParts:
                 return {**super().describe(), "name": "mine"}
 
         @dataclasses.dataclass(frozen=True)
-        class Slowly:
+        class Slowly(acefl.Method):
             factor: float = 0.5
 
-            def build(self, clients: int, like: torch.Tensor, samples: list[int] | None = None) -> Any:
+            def build(self, clients: int, like: torch.Tensor, samples: Sequence[int] | None = None) -> acefl.Rule:
                 return ACE(warmup="seen").build(clients, like, samples)
 
         def task(seed: int = 1) -> Mine:

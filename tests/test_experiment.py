@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 
 import acefl
 from acefl import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff, InvalidInput, Scenario, Stop, tasks
+from acefl.core.rule import Method, Rule
 from acefl.experiment import (
     DEFAULT_SCENARIO,
     DEFAULT_SEEDS,
@@ -132,10 +134,10 @@ def test_a_callable_task_is_compared_too_and_its_data_loaded_once_per_seed(tmp_p
         small(tmp_path / "instance", own(0), [ASGD()])
 
 
-class Plain:
+class Plain(Method):
     """A rule of somebody's own that is no dataclass: its settings are not known."""
 
-    def build(self, clients: int, like: torch.Tensor, samples: list[int] | None = None) -> Any:
+    def build(self, clients: int, like: torch.Tensor, samples: Sequence[int] | None = None) -> Rule:
         return ASGD().build(clients, like, samples)
 
 

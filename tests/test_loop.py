@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from acefl import ACE, ACED, ASGD, Arrival, FedBuff, InvalidInput, Lost, NothingInFlight, Scenario, Server, Stop
+from acefl.core.rule import Method
 from acefl.fleets.scripted import ScriptedFleet
 from acefl.fleets.simulated import simulated_fleet
 from acefl.loop import run
-from acefl.types import RuleSettings, Vector
+from acefl.types import Vector
 
 DIM = 3
 
@@ -22,7 +23,7 @@ def work(client: int, visit: int, model: Vector) -> Vector:
     return model - float(client) + 0.1 * visit
 
 
-def server_of(method: RuleSettings, clients: int, **more: Any) -> Server:
+def server_of(method: Method, clients: int, **more: Any) -> Server:
     return Server(torch.ones(DIM), method.build(clients, torch.ones(DIM)), 0.5, clients, **more)
 
 
@@ -152,7 +153,7 @@ class Pull:
         return torch.stack(rows)
 
 
-def simulated(method: RuleSettings, task: Any, scenario: Scenario, stop: Stop) -> tuple[Server, Any, list[Arrival]]:
+def simulated(method: Method, task: Any, scenario: Scenario, stop: Stop) -> tuple[Server, Any, list[Arrival]]:
     heard: list[Arrival] = []
     server = server_of(method, 4, on_arrival=lambda arrival, reason: heard.append(arrival))
     fleet = simulated_fleet(task, scenario, seed=3)
@@ -165,7 +166,7 @@ def simulated(method: RuleSettings, task: Any, scenario: Scenario, stop: Stop) -
 @pytest.mark.parametrize("clock", ["event", "tick"])
 @pytest.mark.parametrize("method", [ACE(), ACED(tau=3)])
 def test_with_wait_the_first_arrivals_are_everybody_once_on_the_first_model(
-    method: RuleSettings, clock: str, concurrency: int | None
+    method: Method, clock: str, concurrency: int | None
 ) -> None:
     scenario = Scenario(clock=clock, spread=50.0, delay=3.0, concurrency=concurrency)
     _, _, heard = simulated(method, Pull(), scenario, Stop(arrivals=30))
@@ -191,7 +192,7 @@ def test_a_client_whose_first_update_is_refused_does_not_stop_the_federation(bro
 
 
 @pytest.mark.parametrize("method", [ACE(), ASGD()])
-def test_a_run_without_anybody_at_work_ends_in_an_error_that_says_so(method: RuleSettings) -> None:
+def test_a_run_without_anybody_at_work_ends_in_an_error_that_says_so(method: Method) -> None:
     with pytest.raises(NothingInFlight, match="the script has ended"):
         list(run(server_of(method, 3), Noted([[(0, 0)]]), FOREVER))
 

@@ -17,27 +17,26 @@ from acefl.own import is_own
 TINY = ["--task", "quadratic", "--clients", "5", "--dim", "3", "--arrivals", "40"]
 MODULE = '''
 from dataclasses import dataclass
-from acefl import ASGD
+from acefl import ASGD, Method, Rule
 
 @dataclass(frozen=True)
-class Scaled:
+class Scaled(Method):
     """ASGD whose updates count `factor` times."""
     factor: float = 1.0
 
     def build(self, clients, like, samples=None):
         return ScaledRule(self.factor, ASGD().build(clients, like, samples))
 
-class ScaledRule:
+class ScaledRule(Rule):
+    saved = ("plain",)
     def __init__(self, factor, plain):
         self.factor, self.plain = factor, plain
     def absorb(self, arrival):
         return self.plain.absorb(arrival)
     def direction(self):
         return self.factor * self.plain.direction()
-    def state_dict(self):
-        return self.plain.state_dict()
-    def load_state_dict(self, state):
-        self.plain.load_state_dict(state)
+    def clear(self):
+        self.plain.clear()
 
 class ACE(Scaled):
     """Somebody's own method that has the name of one of the library's."""

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from acefl import ACE, ACED, ASGD, CA2FL, FedBuff, InvalidInput, Run, Scenario, Stop, load, simulate, tasks
+from acefl.core.rule import Method
 from acefl.record import read_json
 from acefl.replay import Trace, compare, replay
 from acefl.tasks.base import Task
-from acefl.types import RuleSettings
 
 RULES = [ACE(), ACE(warmup="seen"), ACE(variant="client-held"), ACED(tau=5), CA2FL(buffer=4), FedBuff(buffer=4), ASGD()]
 SCENARIOS = [
@@ -30,13 +30,13 @@ def task() -> Task:
     return tasks.quadratic(clients=8, dim=12, heterogeneity=2.0, noise=0.5, seed=2)
 
 
-def made(task: Task, rule: RuleSettings, scenario: Scenario) -> Run:
+def made(task: Task, rule: Method, scenario: Scenario) -> Run:
     return simulate(task, rule, lr=0.05, scenario=scenario, stop=Stop(arrivals=150), seed=4, evaluations=5)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=repr)
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_a_runs_own_method_gives_its_own_model_back(task: Task, rule: RuleSettings, scenario: Scenario) -> None:
+def test_a_runs_own_method_gives_its_own_model_back(task: Task, rule: Method, scenario: Scenario) -> None:
     recorded = made(task, rule, scenario)
     again = replay(recorded, rule)
     assert torch.equal(again.model, recorded.model)
@@ -47,7 +47,7 @@ def test_a_runs_own_method_gives_its_own_model_back(task: Task, rule: RuleSettin
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_a_replay_of_a_replay_is_the_replay(task: Task, rule: RuleSettings) -> None:
+def test_a_replay_of_a_replay_is_the_replay(task: Task, rule: Method) -> None:
     """The second time by the times at which tasks were sent, which records of federations hold."""
     first = replay(made(task, ASGD(), SCENARIOS[0]), rule)
     assert "sent" in first.events

@@ -13,11 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acefl import ACE, ACED, ASGD, CA2FL, Arrival, DelayAdaptiveASGD, FedBuff, InvalidInput, Lost, Server
+from acefl.core.rule import Audience, Method
 from acefl.rules import label
-from acefl.types import RuleSettings, State
+from acefl.rules.ace import IncrementalACE
+from acefl.table import Table
+from acefl.types import State
 
 CLIENTS, DIM, LR = 4, 6, 0.3
-METHODS: list[RuleSettings] = [
+METHODS: list[Method] = [
     ACE(),
     ACE(table="int8", warmup="seen"),
     ACE(variant="direct"),
@@ -31,7 +34,7 @@ every_method = pytest.mark.parametrize("method", METHODS, ids=label)
 random_turns = st.lists(st.lists(st.integers(0, CLIENTS - 1), min_size=1, max_size=3, unique=True), max_size=25)
 
 
-def server_of(method: RuleSettings, clients: int = CLIENTS, **more: Any) -> Server:
+def server_of(method: Method, clients: int = CLIENTS, **more: Any) -> Server:
     start = torch.linspace(-1, 1, DIM)
     return Server(start, method.build(clients, start), LR, clients, **more)
 
@@ -80,7 +83,7 @@ def spoilt(good: Arrival, how: int) -> Arrival:
 
 @settings(max_examples=40)
 @given(st.sampled_from(METHODS), random_turns, st.lists(st.integers(0, 99), min_size=1, max_size=30))
-def test_refused_arrivals_touch_nothing(method: RuleSettings, turns: list[list[int]], bad: list[int]) -> None:
+def test_refused_arrivals_touch_nothing(method: Method, turns: list[list[int]], bad: list[int]) -> None:
     """A run with bad arrivals before, between and beside the good ones is the run without them, bit for bit."""
     clean, dirty = Feeder(server_of(method)), Feeder(server_of(method))
     for feeder in (clean, dirty):  # so that every client has an answered task, and its repetition is a duplicate
@@ -103,7 +106,7 @@ def test_refused_arrivals_touch_nothing(method: RuleSettings, turns: list[list[i
 
 
 @every_method
-def test_whatever_is_delivered_twice_counts_once(method: RuleSettings) -> None:
+def test_whatever_is_delivered_twice_counts_once(method: Method) -> None:
     once, twice = Feeder(server_of(method)), server_of(method)
     for turn in ([0], [1], [2], [3], [0, 1], [2], [3, 2, 1], [0]):
         events = [once.arrival(client) for client in turn]
@@ -126,7 +129,7 @@ def test_every_arrival_is_heard_of_with_the_reason_it_was_refused_for() -> None:
 
 
 @every_method
-def test_a_drained_batch_steps_once_on_everything_in_it(method: RuleSettings) -> None:
+def test_a_drained_batch_steps_once_on_everything_in_it(method: Method) -> None:
     feeder = Feeder(server_of(method))
     rule = method.build(CLIENTS, torch.zeros(DIM))
     for turn in (range(CLIENTS), [0, 2], range(CLIENTS)):
@@ -136,6 +139,7 @@ def test_a_drained_batch_steps_once_on_everything_in_it(method: RuleSettings) ->
         assert feeder.server.handle(events)
         assert feeder.server.version == version + 1
         assert torch.equal(feeder.server.model, model.sub_(rule.direction(), alpha=LR))
+        rule.clear()
 
 
 @settings(max_examples=30)
@@ -144,27 +148,23 @@ def test_the_fused_step_is_absorb_and_direction(warmup: str, table: str, turns: 
     """ACE moves the model in the same pass that updates its table; without that method the server takes two calls."""
     method = ACE(table=table, warmup=warmup)
 
-    class TwoCalls:
-        def __init__(self) -> None:
-            rule = method.build(CLIENTS, torch.zeros(DIM))
-            self.absorb, self.direction, self.rule = rule.absorb, rule.direction, rule
+    class TwoCalls(IncrementalACE):
+        def advance(self, arrival: Arrival, model: torch.Tensor, lr: float) -> None:
+            return None
 
-        @property
-        def warming(self) -> bool:
-            return bool(getattr(self.rule, "warming", False))
-
-    two_calls: Any = TwoCalls()
+    like = torch.zeros(DIM)
+    two_calls = TwoCalls([1.0] * CLIENTS, like, Table(CLIENTS, like, encoding=table), wait=warmup == "wait")
     fused, plain = server_of(method), Server(torch.linspace(-1, 1, DIM), two_calls, LR, CLIENTS)
     feeder = Feeder(fused)
     for turn in turns:
         events = [feeder.arrival(client, 1) for client in turn]
         assert fused.handle(events) == plain.handle(events)
-        assert fused.warming == plain.warming
+        assert fused.audience is plain.audience
         torch.testing.assert_close(fused.model, plain.model, rtol=0, atol=1e-5)
 
 
 @every_method
-def test_a_checkpoint_at_any_moment_changes_nothing(method: RuleSettings) -> None:
+def test_a_checkpoint_at_any_moment_changes_nothing(method: Method) -> None:
     straight, saved = Feeder(server_of(method)), server_of(method)
     for turn in ([0], [1], [2], [3], [0, 1], [2], [3, 2, 1], [0], [1], [1]):
         events = [straight.arrival(client, 1) for client in turn]
@@ -179,7 +179,7 @@ def test_a_checkpoint_at_any_moment_changes_nothing(method: RuleSettings) -> Non
 
 
 @every_method
-def test_a_taken_state_stays_as_it_was(method: RuleSettings) -> None:
+def test_a_taken_state_stays_as_it_was(method: Method) -> None:
     feeder = Feeder(server_of(method))
     feeder.come(0, 1, 2, 3)
     state = feeder.server.state_dict()
@@ -202,12 +202,12 @@ def test_the_model_handed_in_stays_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("method", [ACE(), ACE("direct"), ACE("client-held"), ACED(tau=3)], ids=label)
-def test_the_first_round_does_not_wait_for_a_client_that_was_lost(method: RuleSettings) -> None:
+def test_the_first_round_does_not_wait_for_a_client_that_was_lost(method: Method) -> None:
     feeder = Feeder(server_of(method))
     assert not feeder.come(0, 1, 2)
-    assert feeder.server.warming
+    assert feeder.server.audience is Audience.NEWCOMERS
     assert not feeder.server.handle([Lost(3, 99)])
-    assert not feeder.server.warming
+    assert feeder.server.audience is Audience.EVERYBODY
     assert feeder.come(0)
     assert feeder.come(3), "who was lost counts once it reports"
 
@@ -225,7 +225,7 @@ def test_a_client_lost_after_its_first_update_still_counts() -> None:
 
 
 @pytest.mark.parametrize("method", [ACE(), ACE("direct"), ACED(tau=5), CA2FL(buffer=1)], ids=label)
-def test_a_client_that_left_for_good_is_out_of_the_mean(method: RuleSettings) -> None:
+def test_a_client_that_left_for_good_is_out_of_the_mean(method: Method) -> None:
     """Its update does not matter any more: a server that had another one from it goes the same way."""
     one, two = Feeder(server_of(method)), Feeder(server_of(method))
     one.come(0, 1, 2, 3)
@@ -235,7 +235,7 @@ def test_a_client_that_left_for_good_is_out_of_the_mean(method: RuleSettings) ->
     one.come(0)
     two.come(0)
     for feeder in (one, two):
-        feeder.server.forget(2)
+        feeder.server.leave(2)
     steps = []
     for feeder in (one, two):
         before = feeder.server.model.clone()
@@ -245,12 +245,12 @@ def test_a_client_that_left_for_good_is_out_of_the_mean(method: RuleSettings) ->
 
 
 @every_method
-def test_newcomers_are_strangers_until_they_are_admitted(method: RuleSettings) -> None:
+def test_newcomers_are_strangers_until_they_are_admitted(method: Method) -> None:
     feeder = Feeder(server_of(method))
     feeder.come(0, 1, 2, 3)
     assert not feeder.come(4)
     assert feeder.server.refused == {"unknown-client": 1}
-    feeder.server.admit(6, weight=2.0)
+    feeder.server.join(6, weight=2.0)
     feeder.come(4, 5)
     assert feeder.server.participation == [1, 1, 1, 1, 1, 1]
     resumed = server_of(method)
@@ -263,7 +263,7 @@ def test_newcomers_are_strangers_until_they_are_admitted(method: RuleSettings) -
 
 def test_a_newcomer_counts_by_its_weight_and_is_not_waited_for() -> None:
     server = Server(torch.zeros(1), ACE().build(2, torch.zeros(1)), 1.0, 2)
-    server.admit(3, weight=2.0)
+    server.join(3, weight=2.0)
     assert not server.handle([Arrival(0, torch.tensor([4.0]), 0, 0, 0)])
     assert server.handle([Arrival(1, torch.tensor([8.0]), 0, 0, 1)])
     assert server.model.tolist() == [-6.0]
@@ -274,18 +274,18 @@ def test_a_newcomer_counts_by_its_weight_and_is_not_waited_for() -> None:
 def test_a_federation_does_not_shrink_and_strangers_are_not_forgotten() -> None:
     server = server_of(ACE())
     with pytest.raises(InvalidInput, match="clients is 3; allowed: at least the 4 known already"):
-        server.admit(3)
+        server.join(3)
     for stranger in (-1, 4):
         with pytest.raises(InvalidInput, match=f"client is {stranger}; allowed: one of the 4 known, 0 to 3"):
-            server.forget(stranger)
+            server.leave(stranger)
     assert server.participation == [0] * CLIENTS
 
 
-def test_stop_waiting_ends_the_first_round_without_the_missing() -> None:
+def test_giving_up_ends_the_first_round_without_the_missing() -> None:
     feeder = Feeder(server_of(ACE()))
     feeder.come(0, 1)
-    feeder.server.stop_waiting()
-    assert not feeder.server.warming
+    feeder.server.give_up()
+    assert feeder.server.audience is Audience.EVERYBODY
     assert feeder.come(0)
     assert feeder.come(3)
     assert set(feeder.server.rule.state_dict()["seen"]) == {0, 1, 3}

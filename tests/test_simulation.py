@@ -31,6 +31,7 @@ from acefl import (
     simulate,
     tasks,
 )
+from acefl.core.rule import Method, Rule
 from acefl.server import Server
 from acefl.simulation import Simulation
 from acefl.tasks import TorchTask
@@ -169,12 +170,18 @@ def test_every_method_learns_somebodys_own_task(own_task: TorchTask, rule: Any) 
     assert run.final["accuracy"] > 0.8
 
 
-class SignDescent:
+class SignDescent(Method):
     """Somebody's own method, and no dataclass."""
 
-    def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> SignDescent:
+    def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
+        return SignRule(like)
+
+
+class SignRule(Rule):
+    saved = ("last",)
+
+    def __init__(self, like: Vector) -> None:
         self.last = torch.zeros_like(like)
-        return self
 
     def absorb(self, arrival: Arrival) -> bool:
         self.last = arrival.update.sign()
@@ -183,11 +190,23 @@ class SignDescent:
     def direction(self) -> Vector:
         return self.last
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"last": self.last}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.last = state["last"]
+def test_a_method_or_rule_without_the_base_class_gets_one_line_that_names_it(quadratic: tasks.Quadratic) -> None:
+    class Duck:
+        def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
+            return SignRule(like)
+
+    class DuckRule:
+        absorb, direction = SignRule.absorb, SignRule.direction
+
+    class BuildsDucks(SignDescent):
+        def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Any:
+            return DuckRule()
+
+    with pytest.raises(InvalidInput, match=r"rule is 'Duck'; allowed: a method \(class Duck\(acefl.Method\)"):
+        run_of(quadratic, Duck())  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"rule is a DuckRule; allowed: an acefl.Rule \(class DuckRule\("):
+        run_of(quadratic, BuildsDucks())
 
 
 def test_somebodys_own_rule_runs_and_is_recorded(quadratic: tasks.Quadratic, tmp_path: Path) -> None:

@@ -12,36 +12,33 @@ import pytest
 import torch
 
 from acefl import ACE, AceflError, Arrival, InvalidInput
+from acefl.core.rule import Audience, Method, Rule, Upload
 from acefl.testing import LAWS, check_rule
-from acefl.types import Rule, State, Vector
+from acefl.types import State, Vector
 
 
-class Mean:
+class Mean(Rule):
     """A small correct rule: the mean of what came since the last step."""
 
+    saved = ("total", "count")
+
     def __init__(self, like: Vector) -> None:
-        self.total, self.count, self.taken = torch.zeros_like(like), 0, False
+        self.total, self.count = torch.zeros_like(like), 0
 
     def absorb(self, arrival: Arrival) -> bool:
-        if self.taken:
-            self.total, self.count, self.taken = torch.zeros_like(self.total), 0, False
         self.total = self.total + arrival.update
         self.count += 1
         return True
 
     def direction(self) -> Vector:
-        self.taken = True
         return self.total / self.count
 
-    def state_dict(self) -> State:
-        return {"total": self.total.clone(), "count": self.count, "taken": self.taken}
-
-    def load_state_dict(self, state: State) -> None:
-        self.total, self.count, self.taken = state["total"].clone(), state["count"], state["taken"]
+    def clear(self) -> None:
+        self.total, self.count = torch.zeros_like(self.total), 0
 
 
 @dataclass(frozen=True)
-class Own:
+class Own(Method):
     """A user's settings: they build a rule of the given kind."""
 
     kind: Callable[[Vector], Rule] = Mean
@@ -139,25 +136,21 @@ class WritesToModel(Mean):
 class KeepsAlias(Mean):
     """Remembers the updates themselves and adds them up later."""
 
+    saved = ("kept",)
+
     def __init__(self, like: Vector) -> None:
         super().__init__(like)
         self.kept: list[Vector] = []
 
     def absorb(self, arrival: Arrival) -> bool:
-        if self.taken:
-            self.kept, self.taken = [], False
         self.kept.append(arrival.update)
         return True
 
     def direction(self) -> Vector:
-        self.taken = True
         return torch.stack(self.kept).mean(0)
 
-    def state_dict(self) -> State:
-        return {"kept": [update.clone() for update in self.kept], "taken": self.taken}
-
-    def load_state_dict(self, state: State) -> None:
-        self.kept, self.taken = [update.clone() for update in state["kept"]], state["taken"]
+    def clear(self) -> None:
+        self.kept = []
 
 
 class LosesCount(Mean):
@@ -166,10 +159,8 @@ class LosesCount(Mean):
         self.count = max(self.count, 2)
 
 
-class LosesTaken(Mean):
-    def load_state_dict(self, state: State) -> None:
-        super().load_state_dict(state)
-        self.taken = False
+class LosesTotal(Mean):
+    saved = ("count",)
 
 
 class RoundsInCheckpoint(Mean):
@@ -191,15 +182,16 @@ class LiveState(Mean):
     """Sums in place and hands out the sum itself."""
 
     def absorb(self, arrival: Arrival) -> bool:
-        if self.taken:
-            self.total.zero_()
-            self.count, self.taken = 0, False
         self.total.add_(arrival.update)
         self.count += 1
         return True
 
+    def clear(self) -> None:
+        self.total.zero_()
+        self.count = 0
+
     def state_dict(self) -> State:
-        return {"total": self.total, "count": self.count, "taken": self.taken}
+        return {"total": self.total, "count": self.count}
 
 
 class LoadsAlias(LiveState):
@@ -207,7 +199,7 @@ class LoadsAlias(LiveState):
         return Mean.state_dict(self)
 
     def load_state_dict(self, state: State) -> None:
-        self.total, self.count, self.taken = state["total"], state["count"], state["taken"]
+        self.total, self.count = state["total"], state["count"]
 
 
 class LikesClientZero(Mean):
@@ -231,6 +223,59 @@ class FusesWrongly(Mean):
         return True
 
 
+class Waits(Mean):
+    """Steps when everybody has come, and believes that nobody ever joins, leaves or is lost."""
+
+    saved = ("total", "count", "came", "clients")
+
+    def __init__(self, like: Vector) -> None:
+        super().__init__(like)
+        self.came, self.clients = set[int](), 6
+
+    def absorb(self, arrival: Arrival) -> bool:
+        self.came.add(arrival.client)
+        return super().absorb(arrival) and len(self.came) >= self.clients
+
+    @property
+    def audience(self) -> Audience:
+        return Audience.NEWCOMERS if 0 < len(self.came) < self.clients else Audience.EVERYBODY
+
+    def clear(self) -> None:
+        super().clear()
+        self.came = set()
+
+
+class WaitsForNewcomers(Waits):
+    def join(self, clients: int, weight: float = 1.0) -> None:
+        self.clients = clients
+
+
+class NeverForgets(Mean):
+    """The mean of every client's first update, whoever has left since."""
+
+    saved = ("first",)
+
+    def __init__(self, like: Vector) -> None:
+        super().__init__(like)
+        self.first: dict[int, Vector] = {}
+
+    def absorb(self, arrival: Arrival) -> bool:
+        self.first.setdefault(arrival.client, arrival.update.clone())
+        return True
+
+    def direction(self) -> Vector:
+        return torch.stack(list(self.first.values())).mean(0)
+
+    def clear(self) -> None:
+        pass
+
+
+class SendsNobodyAnything(Mean):
+    @property
+    def audience(self) -> Audience:
+        return Audience.NOBODY
+
+
 BROKEN: list[tuple[str, type[Mean]]] = [
     ("direction", WrongShape),
     ("direction", WrongDtype),
@@ -246,7 +291,7 @@ BROKEN: list[tuple[str, type[Mean]]] = [
     ("inputs", WritesToModel),
     ("ownership", KeepsAlias),
     ("checkpoint", LosesCount),
-    ("checkpoint", LosesTaken),
+    ("checkpoint", LosesTotal),
     ("checkpoint", RoundsInCheckpoint),
     ("checkpoint", SavesSet),
     ("checkpoint", SavesNumberedKeys),
@@ -255,6 +300,10 @@ BROKEN: list[tuple[str, type[Mean]]] = [
     ("names", LikesClientZero),
     ("batches", LastOneOnly),
     ("fusion", FusesWrongly),
+    ("joining", WaitsForNewcomers),
+    ("leaving", NeverForgets),
+    ("losses", Waits),
+    ("rounds", SendsNobodyAnything),
 ]
 
 
@@ -284,17 +333,20 @@ def test_the_message_names_method_law_and_reason() -> None:
 
 def test_a_built_rule_instead_of_settings_is_refused_in_one_line() -> None:
     rule: Any = Mean(torch.zeros(3))
-    with pytest.raises(InvalidInput, match="Mean has no build"):
+    with pytest.raises(InvalidInput, match=r"Mean is no method; allowed: settings \(class Mean\(acefl.Method\)"):
         check_rule(rule)
 
 
-class Watched:
+class Watched(Method):
     """Settings that note what the first rule built from them absorbs."""
 
     def __init__(self, method: ACE) -> None:
         self.method, self.absorbed = method, list[Arrival]()
-        self.sends_differences = method.sends_differences
         self.built = False
+
+    @property
+    def uploads(self) -> Upload:
+        return self.method.uploads
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         rule = self.method.build(clients, like, samples)

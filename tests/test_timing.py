@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 
 from acefl import ASGD, FedBuff, Scenario, Stop, simulate, tasks
+from acefl.core.rule import Method
 from acefl.errors import InvalidInput
 from acefl.record import Run
 from acefl.timing import LAWS, Durations, dropouts, fastest, read_trace, slowest
-from acefl.types import RuleSettings, Step
+from acefl.types import Step
 
 
 def write_trace(path: Path, durations: list[list[float]]) -> str:
@@ -182,7 +183,7 @@ def test_unreadable_traces_are_refused(tmp_path: Path) -> None:
 
 
 def run_of(
-    scenario: Scenario, rule: RuleSettings | None = None, *, clients: int = 30, arrivals: int = 2_000, **settings: Any
+    scenario: Scenario, rule: Method | None = None, *, clients: int = 30, arrivals: int = 2_000, **settings: Any
 ) -> Run:
     task = tasks.quadratic(clients=clients, dim=2, noise=0.1, seed=0)
     return simulate(

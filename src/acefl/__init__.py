@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from acefl.admission import NormLimit
     from acefl.attacks import attacked
     from acefl.checkpoint import Every
+    from acefl.core.rule import Method, Rule
     from acefl.errors import AceflError, InvalidInput, NothingInFlight
     from acefl.experiment import compare
     from acefl.halving import tune
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from acefl.stop import Stop
     from acefl.table import Accumulator, Table
     from acefl.timing import Scenario
-    from acefl.types import Arrival, Lost, Rule, Step
+    from acefl.types import Arrival, Lost, Step
 
 _HOME = {
     "ACE": "rules",
@@ -74,13 +75,14 @@ _HOME = {
     "Lost": "types",
     "MIFA": "rules",
     "MaleniaSGD": "rules",
+    "Method": "core.rule",
     "Momentum": "optimizers",
     "NormLimit": "admission",
     "NothingInFlight": "errors",
     "RingleaderASGD": "rules",
     "RingmasterASGD": "rules",
     "RobustACE": "rules",
-    "Rule": "types",
+    "Rule": "core.rule",
     "Run": "record",
     "SGD": "optimizers",
     "Scenario": "timing",
@@ -140,6 +142,7 @@ __all__ = [
     "InvalidInput",
     "Lost",
     "MaleniaSGD",
+    "Method",
     "Momentum",
     "NormLimit",
     "NothingInFlight",

@@ -177,7 +177,7 @@ def advise(run: Run, board: Board | None = None) -> Advice:
 
 def _is_asynchronous(method: str) -> bool:
     kind = METHODS.get(method.partition("(")[0])
-    return kind is not None and not getattr(kind, "synchronous", False)
+    return kind is not None and not kind.rounds
 
 
 def _with_settings(chosen: Standing, seen: Symptoms, board: Board) -> Any:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from acefl.core.rule import Method
 from acefl.experiment import Job, make
 from acefl.rules import label
 from acefl.stop import Stop
 from acefl.timing import Scenario
-from acefl.types import RuleSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Grid:
     arrivals: int = 3_000
     lr_per_arrival: float = 0.01
 
-    def jobs(self, rule: RuleSettings, seed: int) -> list[tuple[dict[str, Any], Job]]:
+    def jobs(self, rule: Method, seed: int) -> list[tuple[dict[str, Any], Job]]:
         """Every cell for one method: what it is, and the run that measures it."""
-        per_step: int = getattr(rule, "buffer", 1)
+        per_step = rule.arrivals_per_step or 1
         return [
             (
                 {"method": label(rule), "spread": spread, "heterogeneity": heterogeneity, "seed": seed},

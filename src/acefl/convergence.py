@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from acefl.core.rule import Method
 from acefl.errors import require
 from acefl.experiment import Job, make
 from acefl.probes import TrueGradient
@@ -22,7 +23,6 @@ from acefl.record import Run
 from acefl.rules import ACE, ASGD, label
 from acefl.stop import Stop
 from acefl.timing import Scenario
-from acefl.types import RuleSettings
 
 PREDICTED = -0.5
 _SPREAD = 10.0  # of client speeds: the theorem allows any bounded delay
@@ -34,7 +34,7 @@ class Study:
 
     task: str
     settings: dict[str, Any]
-    rule: RuleSettings
+    rule: Method
     against: str  # T or n
     steps: tuple[int, ...]
     clients: tuple[int, ...]

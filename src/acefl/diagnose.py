@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from acefl import amplification, convergence
+from acefl.core.rule import Method
 from acefl.errors import one_of, require
 from acefl.experiment import (
     DEFAULT_SCENARIO,
@@ -30,7 +31,6 @@ from acefl.experiment import (
 from acefl.record import FORMAT, machine, whole_directory, write_json
 from acefl.stop import Stop
 from acefl.timing import Scenario
-from acefl.types import RuleSettings
 from acefl.workers import open_pool
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ Measured = tuple[Callable[[Job], dict[str, float]], dict[str, Any], Job]  # how,
 
 def diagnose(
     task: TaskSource | None = None,
-    methods: Sequence[RuleSettings] = PAPER_METHODS,
+    methods: Sequence[Method] = PAPER_METHODS,
     *,
     out: str | os.PathLike[str],
     scenario: Scenario = DEFAULT_SCENARIO,
@@ -107,7 +107,7 @@ def diagnose(
 
 
 def _studies(
-    methods: Sequence[RuleSettings], seeds: Sequence[int], parts: Sequence[str], quick: bool
+    methods: Sequence[Method], seeds: Sequence[int], parts: Sequence[str], quick: bool
 ) -> dict[str, list[Measured]]:
     studies: dict[str, list[Measured]] = {}
     if "amplification" in parts:

@@ -25,6 +25,7 @@ import torch
 
 from acefl import tasks
 from acefl.calls import record_of
+from acefl.core.rule import Method, Upload
 from acefl.errors import require
 from acefl.optimizers import Optimizer
 from acefl.probes import ErrorTerms, Participation
@@ -36,10 +37,9 @@ from acefl.simulation import Observer, imported_from, settings_of, simulate
 from acefl.stop import Stop
 from acefl.tasks.base import Task
 from acefl.timing import Scenario
-from acefl.types import RuleSettings
 from acefl.workers import Pool, open_pool
 
-PAPER_METHODS: tuple[RuleSettings, ...] = (ACE(), ACED(tau=300), CA2FL(), FedBuff(), ASGD(), DelayAdaptiveASGD())
+PAPER_METHODS: tuple[Method, ...] = (ACE(), ACED(tau=300), CA2FL(), FedBuff(), ASGD(), DelayAdaptiveASGD())
 DEFAULT_TASK: Mapping[str, Any] = {"name": "digits", "clients": 100, "alpha": 0.1, "model": "softmax"}
 DEFAULT_SCENARIO = Scenario(clock="event", delay=1.0, spread=30.0, slow="last")
 DEFAULT_STOP = Stop(arrivals=10_000)
@@ -55,7 +55,7 @@ class Job:
     """One run to make."""
 
     task: TaskSource
-    rule: RuleSettings
+    rule: Method
     lr: float
     scenario: Scenario
     stop: Stop
@@ -133,7 +133,7 @@ def _save(job: Job) -> float:
 
 @dataclasses.dataclass
 class _Contender:
-    rule: RuleSettings
+    rule: Method
     name: str
     search: LearningRateSearch | None
     lr: float = math.nan
@@ -141,7 +141,7 @@ class _Contender:
 
 def compare(
     task: TaskSource = DEFAULT_TASK,
-    methods: Sequence[RuleSettings] = PAPER_METHODS,
+    methods: Sequence[Method] = PAPER_METHODS,
     *,
     out: str | os.PathLike[str],
     scenario: Scenario = DEFAULT_SCENARIO,
@@ -176,7 +176,7 @@ def compare(
     for name in names:
         require(names.count(name) == 1, f"method {name} is given twice")
     for rule in methods:
-        own = getattr(rule, "optimizer", None) or getattr(rule, "mixes_models", None)
+        own = rule.optimizer is not None or rule.uploads is Upload.MODEL
         require(optimizer is None or not own, f"optimizer is {optimizer}, which {label(rule)} cannot be run with")
     task = built_once(task)
     first = build_task(task, seeds[0])
@@ -313,7 +313,7 @@ def as_in_a_worker(*, enabled: bool) -> Iterator[None]:
 
 def search_rate(
     task: TaskSource = DEFAULT_TASK,
-    rule: RuleSettings = PAPER_METHODS[0],
+    rule: Method = PAPER_METHODS[0],
     *,
     scenario: Scenario = DEFAULT_SCENARIO,
     stop: Stop = DEFAULT_STOP,

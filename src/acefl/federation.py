@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from acefl.admission import Gate, NormLimit
 from acefl.calls import record_of
 from acefl.checkpoint import Every
+from acefl.core.rule import Method, Upload
 from acefl.errors import NothingInFlight, require
 from acefl.loop import Fleet, run
 from acefl.optimizers import Optimizer
@@ -36,7 +37,7 @@ from acefl.state import lending
 from acefl.stop import Stop
 from acefl.tasks.base import Task
 from acefl.timing import fastest, slowest
-from acefl.types import Arrival, RuleSettings, State, Step, Vector
+from acefl.types import Arrival, State, Step, Vector
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -235,7 +236,7 @@ class Federation:
     def __init__(
         self,
         model: Vector,
-        rule: RuleSettings,
+        rule: Method,
         fleet: RealFleet,
         *,
         lr: float,
@@ -251,24 +252,23 @@ class Federation:
         schedule: Schedule | None = None,
     ) -> None:
         require(
-            getattr(rule, "cohort", None) is None,
+            rule.cohort is None,
             f"{label(rule)} draws the clients of a round, which only simulations do; allowed here: cohort=None",
         )
         require(
-            not (norm_limit and getattr(rule, "sends_differences", False)),
+            not (norm_limit and rule.uploads is Upload.CHANGE),
             f"norm_limit with {label(rule)}, whose clients send changes: they would take a cut one for accepted whole",
         )
         self.fleet, self.stop = fleet, stop
-        built = rule.build(fleet.clients, model, samples)
         self.server = Server(
             model,
-            built,
+            rule.build(fleet.clients, model, samples),
             lr,
             fleet.clients,
             gate=Gate(fleet.clients, model, norm=norm_limit),
             on_arrival=self._arrived,
             optimizer=optimizer,
-            schedule=schedule.over(fleet.clients, stop, per_step(rule, built)) if schedule else None,
+            schedule=schedule.over(fleet.clients, stop, per_step(rule)) if schedule else None,
         )
         fleet.attach(self.server)
         self.config = {**configuration(rule, lr, stop, model.numel()), **config}
@@ -402,7 +402,7 @@ class Federation:
     def load_state_dict(self, state: State) -> None:
         known = len(state["server"]["participation"])
         if known > len(self.server.participation):
-            self.server.admit(known)
+            self.server.join(known)
         self.server.load_state_dict(state["server"])
         self.fleet.load_state_dict(state["fleet"])
         self.watch.load_state_dict(state["watch"])
@@ -490,7 +490,7 @@ def _load(federation: Federation, saved: State, out: str | os.PathLike[str]) -> 
     log.info("going on from %d arrivals", federation.server.accepted)
 
 
-def configuration(rule: RuleSettings, lr: float, stop: Stop, dim: int) -> dict[str, Any]:
+def configuration(rule: Method, lr: float, stop: Stop, dim: int) -> dict[str, Any]:
     """What made a run, as plain JSON, apart from the task and the fleet."""
     known = dataclasses.is_dataclass(rule) and not isinstance(rule, type)
     return {

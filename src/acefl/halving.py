@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from acefl.core.rule import Method
 from acefl.errors import InvalidInput, require
 from acefl.experiment import (
     DEFAULT_SCENARIO,
@@ -37,7 +38,6 @@ from acefl.rules import ACE, label
 from acefl.simulation import Simulation, imported_from, settings_of
 from acefl.stop import Stop
 from acefl.timing import Scenario
-from acefl.types import RuleSettings
 from acefl.workers import Pool, open_pool
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Trial:
 class Tuning:
     """What a search found and what it cost."""
 
-    rule: RuleSettings  # with the best tau or buffer
+    rule: Method  # with the best tau or buffer
     lr: float
     objective: str
     trials: list[Trial]
@@ -111,7 +111,7 @@ class Tuning:
 
 def tune(
     task: TaskSource = DEFAULT_TASK,
-    rule: RuleSettings | None = None,
+    rule: Method | None = None,
     *,
     scenario: Scenario = DEFAULT_SCENARIO,
     stop: Stop = DEFAULT_STOP,
@@ -168,7 +168,7 @@ def check_budget(budget: float) -> None:
 
 
 def search_ranges(
-    rule: RuleSettings, clients: int, lr_centre: float = 0.25, over: Sequence[str] | None = None
+    rule: Method, clients: int, lr_centre: float = 0.25, over: Sequence[str] | None = None
 ) -> dict[str, Range]:
     """Where to look: rates a factor of 128 either way, tau around the steps of one round trip, buffers up to 64."""
     require(math.isfinite(lr_centre) and lr_centre > 0, f"lr is {lr_centre}; allowed: a finite number above 0")
@@ -357,9 +357,9 @@ class _Search:
     def _job(self, settings: dict[str, float]) -> Job:
         return dataclasses.replace(self._plan, rule=self._rule(settings), lr=settings["lr"], evaluations=WHOLE)
 
-    def _rule(self, settings: dict[str, float]) -> RuleSettings:
+    def _rule(self, settings: dict[str, float]) -> Method:
         rest = {name: int(value) for name, value in settings.items() if name != "lr"}
-        rule: RuleSettings = dataclasses.replace(cast(Any, self._plan.rule), **rest) if rest else self._plan.rule
+        rule: Method = dataclasses.replace(cast(Any, self._plan.rule), **rest) if rest else self._plan.rule
         return rule
 
     def _collect(self, one: _Running, quarters: int, score: float, arrivals: int) -> None:

@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from acefl.core.rule import Method
 from acefl.errors import require
 from acefl.experiment import DEFAULT_TASK, TUNING_SEED, Job, Progress, build_task, command_line, make, run_name
 from acefl.halving import check_budget, tune
@@ -27,7 +28,6 @@ from acefl.rules import METHODS, label
 from acefl.simulation import imported_from, settings_of
 from acefl.stop import Stop
 from acefl.timing import Durations, Scenario
-from acefl.types import RuleSettings
 from acefl.workers import open_pool
 
 TASKS: Mapping[str, Mapping[str, Any]] = {
@@ -62,7 +62,7 @@ class Cell:
 
     task: str
     scenario: str
-    rule: RuleSettings
+    rule: Method
     settings: Mapping[str, Any]  # of the task
     stop: Stop
     budget: float
@@ -99,7 +99,7 @@ class Cell:
 
 
 def leaderboard(
-    own: Sequence[RuleSettings] = (),
+    own: Sequence[Method] = (),
     *,
     out: str | os.PathLike[str],
     only: bool = False,
@@ -166,7 +166,7 @@ def leaderboard(
     return folder
 
 
-def _title(rule: RuleSettings) -> str:
+def _title(rule: Method) -> str:
     """A method's name in a cell's; with its source's, so that a method of one's own that was changed runs anew."""
     if type(rule) in METHODS.values():
         return label(rule)
@@ -177,17 +177,17 @@ def _title(rule: RuleSettings) -> str:
     return f"{label(rule)}-{hashlib.sha256(source).hexdigest()[:8]}"
 
 
-def scenario_of(rule: RuleSettings, scenario: Scenario) -> Scenario:
+def scenario_of(rule: Method, scenario: Scenario) -> Scenario:
     """Clients leave after a share of the arrivals; for a method with rounds, whose budget is time, at that time."""
-    if not getattr(rule, "synchronous", False) or not scenario.dropout:
+    if not rule.rounds or not scenario.dropout:
         return scenario
     before, after = scenario.dropout_at, (1.0 - scenario.dropout_at) / (1.0 - scenario.dropout)
     return dataclasses.replace(scenario, dropout_at=before / (before + after))
 
 
-def stop_of(rule: RuleSettings, scenario: Scenario, clients: int, arrivals: int) -> Stop:
+def stop_of(rule: Method, scenario: Scenario, clients: int, arrivals: int) -> Stop:
     """So many arrivals; for a method with rounds, about the time in which clients that never wait send as many."""
-    if not getattr(rule, "synchronous", False):
+    if not rule.rounds:
         return Stop(arrivals=arrivals)
     durations = Durations(scenario, clients, seed=0)
     times = [

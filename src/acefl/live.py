@@ -69,7 +69,7 @@ class LivePage:
             self._staleness.append(arrival.staleness)
 
     def stepped(self, step: Step, server: Server) -> None:
-        active: frozenset[int] | None = getattr(server.rule, "active", None)
+        active = server.rule.active
         with self._lock:
             self._step, self._active, self._clients = step, active, len(server.participation)
 

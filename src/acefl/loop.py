@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
+from acefl.core.rule import Audience
 from acefl.errors import NothingInFlight
 from acefl.server import Server
 from acefl.stop import Stop
@@ -57,8 +58,9 @@ def run(server: Server, fleet: Fleet, stop: Stop) -> Iterator[Step]:
 
 def dispatch(server: Server, fleet: Fleet) -> None:
     """Give the current model to whoever the rule wants to work on it now."""
-    if not server.closed:
-        fleet.dispatch(server.model, server.version, newcomers_only=server.warming)
+    audience = server.audience
+    if audience is not Audience.NOBODY:
+        fleet.dispatch(server.model, server.version, newcomers_only=audience is Audience.NEWCOMERS)
     server.tidy(fleet.versions_out)
 
 
@@ -68,9 +70,13 @@ def _next(server: Server, fleet: Fleet) -> list[Arrival | Lost]:
     try:
         return fleet.next()
     except NothingInFlight:
-        if not server.warming:
+        if not _waits(server):
             raise
-        server.stop_waiting()
-        if server.warming:
+        server.give_up()
+        if _waits(server):
             raise
         return []
+
+
+def _waits(server: Server) -> bool:
+    return server.audience is not Audience.EVERYBODY

@@ -16,7 +16,7 @@ from acefl.calls import parse_call
 from acefl.errors import InvalidInput, require
 
 if TYPE_CHECKING:
-    from acefl.types import RuleSettings
+    from acefl.core.rule import Method
 
 _EXAMPLE = "mypkg.mymodule:MyRule(tau=3)"
 
@@ -26,7 +26,7 @@ def is_own(text: str) -> bool:
     return ":" in text.partition("(")[0]
 
 
-def own_method(text: str) -> RuleSettings:
+def own_method(text: str) -> Method:
     """The settings that `module:Name(setting=value)` names; the current directory is importable, as for `python -m`."""
     module, _, rest = text.strip().partition(":")
     called = parse_call(rest)
@@ -40,11 +40,11 @@ def own_method(text: str) -> RuleSettings:
     except TypeError as problem:
         allowed = ", ".join(inspect.signature(kind).parameters) or "none"
         raise InvalidInput(f"{module}:{name}: {problem}; allowed: {allowed}") from None
-    built: RuleSettings = kind(**settings)
+    built: Method = kind(**settings)
     return built
 
 
-def origin(rule: RuleSettings) -> str:
+def origin(rule: Method) -> str:
     """Where a method of somebody's own can be imported from, as `own_method` takes it."""
     return f"{type(rule).__module__}:{type(rule).__qualname__}"
 

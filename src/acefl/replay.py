@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from acefl import record, tasks
+from acefl.core.rule import Method, Upload
 from acefl.errors import NothingInFlight, require
 from acefl.federation import Federation, Refusal, Trip, go, judge_by
 from acefl.fleets.lazy import LazyWork
@@ -24,7 +25,7 @@ from acefl.rules.ace import ClientMemory
 from acefl.server import Server
 from acefl.stop import Stop
 from acefl.tasks.base import Task
-from acefl.types import Arrival, Lost, RuleSettings, State, Vector
+from acefl.types import Arrival, Lost, State, Vector
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class ReplayFleet:
 
 def replay(
     run: Run | str | os.PathLike[str],
-    rule: RuleSettings,
+    rule: Method,
     *,
     lr: float | None = None,
     task: Task | None = None,
@@ -173,10 +174,10 @@ def replay(
     built = task or own_task(recorded)
     require(built.clients == trace.clients, f"the task has {built.clients} clients; allowed: the run's {trace.clients}")
     require(
-        not getattr(rule, "synchronous", False),
+        not rule.rounds,
         f"{label(rule)} decides who works when, which a recorded run has decided already",
     )
-    differences = bool(getattr(rule, "sends_differences", False))
+    differences = rule.uploads is Upload.CHANGE
     fleet = ReplayFleet(trace, built, int(recorded.config["seed"]), differences=differences)
     federation = Federation(
         built.initial(),
@@ -210,7 +211,7 @@ def own_task(run: Run) -> Task:
 
 def compare(
     directory: str | os.PathLike[str],
-    methods: list[RuleSettings],
+    methods: list[Method],
     *,
     out: str | os.PathLike[str],
     lr: float | None = None,

@@ -17,6 +17,7 @@ import torch
 from acefl import optimizers, rules, schedules, tasks
 from acefl.admission import NormLimit
 from acefl.checkpoint import Every
+from acefl.core.rule import Method
 from acefl.errors import InvalidInput, require
 from acefl.record import Run, load, machine, plain
 from acefl.rundir import RunDirectory, reopen, start
@@ -25,7 +26,7 @@ from acefl.state import lending
 from acefl.stop import Stop
 from acefl.tasks.base import Task
 from acefl.timing import Scenario
-from acefl.types import RuleSettings, State
+from acefl.types import State
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ def resume(
     directory: str | os.PathLike[str],
     *,
     task: Task | None = None,
-    rule: RuleSettings | None = None,
+    rule: Method | None = None,
     observers: Sequence[Observer] = (),
     progress: Progress | None = None,
 ) -> Run:
@@ -109,7 +110,7 @@ def _settings(simulation: Simulation, every: Every) -> State:
     return settings
 
 
-def _build(settings: State, task: Task | None, rule: RuleSettings | None, observers: Sequence[Observer]) -> Simulation:
+def _build(settings: State, task: Task | None, rule: Method | None, observers: Sequence[Observer]) -> Simulation:
     config = settings["config"]
     names = _names(observers)
     require(names == settings["observers"], f"observers are {names}; the run's were {settings['observers']}")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from acefl.calls import make, named
+from acefl.core.rule import Method
 from acefl.errors import InvalidInput, require_number
 from acefl.stop import Stop
-from acefl.types import Rule, RuleSettings
 
 Factor = Callable[[float], float]  # of the share of the budget spent, from 0 to 1
 
@@ -91,10 +91,9 @@ class Cosine:
         return factor
 
 
-def per_step(settings: RuleSettings, rule: Rule, clock: str = "event") -> int | None:
+def per_step(method: Method, clock: str = "event") -> int | None:
     """Arrivals that make a step, where that is always the same number."""
-    varies = clock == "tick" or getattr(rule, "needs_everybody", False)
-    return None if varies else int(getattr(settings, "buffer", 1))
+    return None if clock == "tick" else method.arrivals_per_step
 
 
 SCHEDULES: dict[str, type[Any]] = {kind.__name__: kind for kind in (Constant, Sqrt, WarmUp, Cosine)}

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from acefl.admission import Gate
+from acefl.core.rule import Audience, Rule, Upload
 from acefl.errors import require
 from acefl.optimizers import Optimizer
 from acefl.schedules import Factor
 from acefl.state import lend
-from acefl.types import Arrival, Lost, Rule, State, Vector
+from acefl.types import Arrival, Lost, State, Vector
 
 
 class Server:
@@ -22,9 +23,9 @@ class Server:
     `schedule` gives the factor of the learning rate for a share of the budget; `optimizer` makes the step of a rule's
     direction. A rule may bring its own (`rule.optimizer`).
 
-    A rule that mixes clients' models (`rule.mixes_models`) is given how far a client's own model lies from the current
-    one, to subtract: the client started from the model it was sent and went `lr` times its update, so `lr` is the
-    clients' learning rate, and the server takes the rule's direction as it is.
+    Where clients upload models (`rule.uploads`) the rule is given how far a client's own model lies from the
+    current one, to subtract: the client started from the model it was sent and went `lr` times its update, so `lr` is
+    the clients' learning rate, and the server takes the rule's direction as it is.
     """
 
     def __init__(
@@ -40,6 +41,8 @@ class Server:
         schedule: Factor | None = None,
     ) -> None:
         require(math.isfinite(lr) and lr > 0, f"lr is {lr}; allowed: a finite number above 0")
+        kind = type(rule).__name__
+        require(isinstance(rule, Rule), f"rule is a {kind}; allowed: an acefl.Rule (class {kind}(acefl.Rule): ...)")
         self.model = model.clone()
         self.version = 0
         self.accepted = 0
@@ -51,28 +54,27 @@ class Server:
         self._gate = gate or Gate(clients, self.model)
         self._on_arrival = on_arrival
         self._schedule = schedule
-        own: Optimizer | None = getattr(rule, "optimizer", None)
+        own = rule.optimizer
         require(own is None or optimizer is None, f"optimizer is {optimizer}; the method brings its own, {own}")
         chosen = own or optimizer
         self._optimizer = chosen.build(self.model) if chosen is not None else None
-        self._advance: Callable[[Arrival, Vector, float], bool] | None = getattr(rule, "advance", None)
-        if self._optimizer is not None:
-            self._advance = None
+        self._due = False  # whether a step is due although nobody came: the last one that was awaited will not
+        self._direction: Vector | None = None  # what the last step was made of; None: absorbed and stepped in one pass
         self._sent: dict[int, Vector] | None = None  # models that clients may have, by version
         self._room = 16  # how many of them before somebody looks which are still out
-        if getattr(rule, "mixes_models", False):
+        if rule.uploads is Upload.MODEL:
             require(chosen is None, f"optimizer is {chosen}; allowed for a method that mixes models: none")
             self._sent = {0: self.model.clone()}
 
     @property
-    def warming(self) -> bool:
-        """Whether the rule still waits for somebody's update, so that nobody who has reported gets a model yet."""
-        return bool(getattr(self.rule, "warming", False))
+    def audience(self) -> Audience:
+        """Who may be sent the current model."""
+        return self.rule.audience
 
     @property
-    def closed(self) -> bool:
-        """Whether the rule wants nobody to be sent a model now, not even who has never got one."""
-        return bool(getattr(self.rule, "closed", False))
+    def direction(self) -> Vector:
+        """What the model last stepped on, before the learning rate. Borrowed until the next `handle`."""
+        return self.rule.direction() if self._direction is None else self._direction
 
     def handle(self, events: Sequence[Arrival | Lost], spent: float = 0.0) -> bool:
         """Take in what came and step at most once; True if the model changed. `spent`: the share of the budget so far.
@@ -82,31 +84,41 @@ class Server:
         admitted = [arrival for event in events if (arrival := self._take(event)) is not None]
         lr = self.lr if self._schedule is None else self.lr * self._schedule(spent)
         if self._sent is not None:
-            admitted = [self._to_the_client_s_model(arrival, lr) for arrival in admitted]
-        if len(admitted) == 1 and self._advance is not None:
-            stepped = self._advance(admitted[0], self.model, lr)
-        else:
-            stepped = any([self.rule.absorb(arrival) for arrival in admitted]) or bool(getattr(self.rule, "due", False))
+            admitted = [self._as_model_difference(arrival, lr) for arrival in admitted]
+        stepped = self._advance(admitted[0], lr) if len(admitted) == 1 else None
+        if stepped is None:
+            stepped = any([self.rule.absorb(arrival) for arrival in admitted]) or self._due
             if stepped:
                 self._step(lr)
-        self.version += stepped
-        if stepped and self._sent is not None:
-            self._sent[self.version] = self.model.clone()
+        if stepped:
+            self.version += 1
+            self._due = False
+            self.rule.clear()
+            if self._sent is not None:
+                self._sent[self.version] = self.model.clone()
         return stepped
 
-    def _to_the_client_s_model(self, arrival: Arrival, lr: float) -> Arrival:
+    def _advance(self, arrival: Arrival, lr: float) -> bool | None:
+        """Absorb and step in one pass over memory, where the step is a plain one and the rule has such a pass."""
+        if self._optimizer is not None or self._sent is not None or self._due:
+            return None
+        stepped = self.rule.advance(arrival, self.model, lr)
+        if stepped:
+            self._direction = None
+        return stepped
+
+    def _as_model_difference(self, arrival: Arrival, lr: float) -> Arrival:
         assert self._sent is not None
         moved = self.model - self._sent[arrival.trained_on]
         return replace(arrival, update=moved.add_(arrival.update, alpha=lr))
 
     def _step(self, lr: float) -> None:
-        rate = getattr(self.rule, "rate", None)
-        if rate is not None:
-            lr = rate(lr)
+        lr = self.rule.rate(lr)
+        self._direction = self.rule.direction()
         if self._optimizer is not None:
-            self._optimizer.step(self.model, self.rule.direction(), lr)
+            self._optimizer.step(self.model, self._direction, lr)
         else:
-            self.model.sub_(self.rule.direction(), alpha=1.0 if self._sent is not None else lr)
+            self.model.sub_(self._direction, alpha=1.0 if self._sent is not None else lr)
 
     def tidy(self, versions_out: Callable[[], set[int]]) -> None:
         """Drop the models that no client has any more, now and then."""
@@ -115,40 +127,28 @@ class Server:
             self._sent = {version: model for version, model in self._sent.items() if version in out}
             self._room = 2 * len(self._sent) + 16
 
-    def forget(self, client: int) -> None:
+    def leave(self, client: int) -> None:
         """A client has left for good: it no longer counts in the mean, and nobody waits for it."""
         known = len(self.participation)
         require(0 <= client < known, f"client is {client}; allowed: one of the {known} known, 0 to {known - 1}")
-        forget = getattr(self.rule, "forget", None)
-        if forget is not None:
-            forget(client)
+        self._due = self.rule.leave(client) or self._due
 
-    def stop_waiting(self) -> None:
+    def give_up(self) -> None:
         """End the round without those who have not reported; they count once they do."""
-        close = getattr(self.rule, "close_round", None)
-        if close is not None:
-            close()
-            return
-        for client, arrivals in enumerate(self.participation):
-            if not arrivals:
-                self.forget(client)
+        self._due = self.rule.give_up() or self._due
 
-    def admit(self, clients: int, weight: float = 1.0) -> None:
+    def join(self, clients: int, weight: float = 1.0) -> None:
         """The federation now has this many clients: those beyond the ones known so far may arrive from now on."""
         known = len(self.participation)
         require(clients >= known, f"clients is {clients}; allowed: at least the {known} known already")
         self.participation.extend([0] * (clients - known))
         self._gate.clients = clients
-        grow = getattr(self.rule, "grow", None)
-        if grow is not None:
-            grow(clients, weight)
+        self.rule.join(clients, weight)
 
     def _take(self, event: Arrival | Lost) -> Arrival | None:
         if isinstance(event, Arrival):
             return self._admit(event)
-        first = self.warming and self.participation[event.client] == 0
-        if first or getattr(self.rule, "needs_everybody", False):
-            self.forget(event.client)
+        self._due = self.rule.lost(event.client) or self._due
         return None
 
     def _admit(self, arrival: Arrival) -> Arrival | None:
@@ -181,6 +181,7 @@ class Server:
             },
             "participation": list(self.participation),
             "rule": self.rule.state_dict(),
+            "due": self._due,
             "gate": self._gate.state_dict(),
             "optimizer": self._optimizer.state_dict() if self._optimizer is not None else {},
             "sent": lend(map(str, self._sent), self._sent_model) if self._sent is not None else {},
@@ -194,6 +195,7 @@ class Server:
         self.participation = list(state["participation"])
         self._gate.clients = len(self.participation)
         self.rule.load_state_dict(state["rule"])
+        self._due, self._direction = bool(state["due"]), None
         self._gate.load_state_dict(state["gate"])
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state["optimizer"])

@@ -15,6 +15,7 @@ import torch
 
 from acefl.admission import Gate, NormLimit
 from acefl.calls import record_of
+from acefl.core.rule import Method, Upload
 from acefl.errors import require
 from acefl.fleets.simulated import SimulatedFleet, simulated_fleet
 from acefl.loop import dispatch, run
@@ -27,7 +28,7 @@ from acefl.server import Server
 from acefl.stop import Stop
 from acefl.tasks.base import Evaluation, Task
 from acefl.timing import Scenario, dropouts, fastest, slowest
-from acefl.types import Arrival, RuleSettings, State, Step
+from acefl.types import Arrival, State, Step
 
 if TYPE_CHECKING:
     from acefl.checkpoint import Every
@@ -48,7 +49,7 @@ class Observer(Protocol):
         ...
 
     def stepped(self, step: Step, server: Server) -> None:
-        """A turn of the loop is over. `server.rule.direction()` still gives what the model stepped on."""
+        """A turn of the loop is over. `server.direction` is what the model last stepped on."""
         ...
 
     def evaluated(self, row: dict[str, float]) -> None:
@@ -58,7 +59,7 @@ class Observer(Protocol):
 
 def simulate(
     task: Task,
-    rule: RuleSettings,
+    rule: Method,
     *,
     lr: float,
     scenario: Scenario | None = None,
@@ -116,24 +117,26 @@ def simulate(
 def _refuse_mixed_up(task: Any, rule: Any, scenario: Any, stop: Any) -> None:
     """One clear line for the slips people make: a class for its settings, a number for a budget, a name for a task."""
     require(hasattr(task, "updates"), f"task is {task!r}; allowed: a task such as acefl.tasks.digits()")
-    built = hasattr(rule, "build") and not isinstance(rule, type)
     name = rule.__name__ if isinstance(rule, type) else rule
-    require(built, f"rule is {name!r}; allowed: a method's settings such as acefl.ACE(), with its parentheses")
+    allowed = "a method's settings such as acefl.ACE(), with its parentheses"
+    if hasattr(rule, "build") and not isinstance(rule, type):
+        name, allowed = type(rule).__name__, f"a method (class {type(rule).__name__}(acefl.Method): ...)"
+    require(isinstance(rule, Method), f"rule is {name!r}; allowed: {allowed}")
     allowed = "an acefl.Scenario such as Scenario(spread=30.0)"
     require(scenario is None or isinstance(scenario, Scenario), f"scenario is {scenario!r}; allowed: {allowed}")
     allowed = "an acefl.Stop such as Stop(arrivals=1000)"
     require(stop is None or isinstance(stop, Stop), f"stop is {stop!r}; allowed: {allowed}")
 
 
-def _with_rounds(rule: RuleSettings, scenario: Scenario) -> Scenario:
+def _with_rounds(rule: Method, scenario: Scenario) -> Scenario:
     """The scenario for a method with rounds: who is drawn for one is who is at work."""
-    if not getattr(rule, "synchronous", False):
+    if not rule.rounds:
         return scenario
     require(
         scenario.clock != "sampled",
         f"{label(rule)} waits for its clients, which the sampled clock has none of; allowed: event and tick",
     )
-    cohort: int | None = getattr(rule, "cohort", None)
+    cohort = rule.cohort
     if cohort is None:
         return scenario
     at_work = scenario.concurrency
@@ -147,7 +150,7 @@ class Simulation:
     def __init__(
         self,
         task: Task,
-        rule: RuleSettings,
+        rule: Method,
         *,
         lr: float,
         scenario: Scenario,
@@ -160,7 +163,7 @@ class Simulation:
         schedule: Schedule | None = None,
     ) -> None:
         require(evaluations >= 1, f"evaluations is {evaluations}; allowed: at least 1")
-        differences = getattr(rule, "sends_differences", False)
+        differences = rule.uploads is Upload.CHANGE
         require(
             not (differences and norm_limit),
             f"norm_limit with {label(rule)}, whose clients send changes: one left out or cut would stay missing in the "
@@ -172,16 +175,15 @@ class Simulation:
         self.events = Events()
         self.observers = list(observers)
         model = task.initial()
-        built = rule.build(task.clients, model, task.samples)
         self.server = Server(
             model,
-            built,
+            rule.build(task.clients, model, task.samples),
             lr,
             task.clients,
             gate=Gate(task.clients, model, finite=not model.is_cuda, norm=norm_limit),
             on_arrival=partial(_note, self.fleet, self.events, self.observers),
             optimizer=optimizer,
-            schedule=schedule.over(task.clients, stop, per_step(rule, built, scenario.clock)) if schedule else None,
+            schedule=schedule.over(task.clients, stop, per_step(rule, scenario.clock)) if schedule else None,
         )
         self.config = configuration(task, rule, lr, scenario, stop, seed, model.numel())
         if norm_limit is not None:
@@ -396,7 +398,7 @@ class Watcher:
 
 
 def configuration(
-    task: Task, rule: RuleSettings, lr: float, scenario: Scenario, stop: Stop, seed: int, dim: int
+    task: Task, rule: Method, lr: float, scenario: Scenario, stop: Stop, seed: int, dim: int
 ) -> dict[str, Any]:
     """Everything that made a run, as plain JSON."""
     config: dict[str, Any] = plain(
@@ -420,7 +422,7 @@ def configuration(
     return config | imported_from(rule)
 
 
-def imported_from(rule: RuleSettings) -> dict[str, str]:
+def imported_from(rule: Method) -> dict[str, str]:
     """For the record of a method that is not the library's: where it came from, for whoever needs it again."""
     return {} if METHODS.get(type(rule).__name__) is type(rule) else {"imported_from": origin(rule)}
 
@@ -430,6 +432,6 @@ def _strategy(task: Task) -> str:
     return str(getattr(getattr(task, "compute", None), "name", "own"))
 
 
-def settings_of(rule: RuleSettings) -> dict[str, Any]:
+def settings_of(rule: Method) -> dict[str, Any]:
     """The settings of a method; a user's own need not be a dataclass."""
     return dataclasses.asdict(rule) if dataclasses.is_dataclass(rule) and not isinstance(rule, type) else {}

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
@@ -61,6 +61,67 @@ def lending() -> Iterator[None]:
 def lend(names: Iterable[str], read: Callable[[str], torch.Tensor]) -> Mapping[str, torch.Tensor]:
     """A part of a state whose names stand for the same numbers for good: lent inside `lending()`, else copied."""
     return Named(names, read) if _LENDING.get() else {name: read(name).clone() for name in names}
+
+
+@runtime_checkable
+class HasState(Protocol):
+    """What can be saved and loaded: a table, a sum, a rule."""
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
+
+
+class Stateful:
+    """Saves and loads the attributes that `saved` names, in whatever form they have: what changes, and nothing else.
+
+    Attributes may be tensors, numbers, strings, lists, sets of numbers, dicts from numbers, and objects with a state of
+    their own. Loading writes into tensors and objects and replaces the rest.
+    """
+
+    saved: ClassVar[tuple[str, ...]] = ()
+
+    def state_dict(self) -> State:
+        return {name.lstrip("_"): _copied(getattr(self, name)) for name in self.saved}
+
+    def load_state_dict(self, state: State) -> None:
+        for name in self.saved:
+            own, value = getattr(self, name), state[name.lstrip("_")]
+            if isinstance(own, HasState):
+                own.load_state_dict(value)
+            elif isinstance(own, torch.Tensor):
+                own.copy_(value)
+            else:
+                setattr(self, name, _restored(own, value))
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, HasState):
+        return value.state_dict()
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, set):
+        return sorted(value)
+    if isinstance(value, dict):
+        return [[key, _copied(part)] for key, part in value.items()]
+    if isinstance(value, list):
+        return [_copied(part) for part in value]
+    return value
+
+
+def _restored(own: Any, value: Any) -> Any:
+    """A saved value as what the attribute holds; lists in a dict are what they were."""
+    if isinstance(own, set):
+        return set(value)
+    if isinstance(own, dict):
+        return {key: _owned(part) for key, part in value}
+    if isinstance(own, list):
+        return [_owned(part) for part in value]
+    return value if own is None or value is None else type(own)(value)
+
+
+def _owned(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
@@ -44,34 +44,6 @@ class Step:
     version: int  # server steps so far
     time: float
     stepped: bool
-
-
-@runtime_checkable
-class Rule(Protocol):
-    """An aggregation method. No clock, random numbers, I/O or model inside.
-
-    `absorb` and `direction` are two calls because a server that falls behind drains its queue, absorbs what is
-    waiting and steps once.
-    """
-
-    def absorb(self, arrival: Arrival) -> bool:
-        """Take the arrival in; True when the model should step now."""
-        ...
-
-    def direction(self) -> Vector:
-        """What the server subtracts, before lr. Borrowed: read it before the next `absorb`, never write to it."""
-        ...
-
-    def state_dict(self) -> State: ...
-
-    def load_state_dict(self, state: State) -> None: ...
-
-
-@runtime_checkable
-class RuleSettings(Protocol):
-    """A frozen dataclass of settings that builds a rule."""
-
-    def build(self, clients: int, like: Vector, samples: list[int] | None = None) -> Rule: ...
 
 
 Metrics = Mapping[str, float]

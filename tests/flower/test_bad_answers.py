@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from tests.flower.fake_grid import FIRST_NODE, AtOnce, FakeGrid, Spoil, ticking
 
 from acefl import ACE, ACED, ASGD, FedBuff, Stop
+from acefl.core.rule import Method, Upload
 from acefl.federation import Federation
 from acefl.fleets.flower.client import answer
 from acefl.fleets.flower.fleet import SPARE, FlowerFleet
@@ -23,7 +24,7 @@ from acefl.fleets.flower.roster import EverybodyFails
 from acefl.fleets.scripted import ScriptedFleet
 from acefl.loop import run
 from acefl.server import Server
-from acefl.types import RuleSettings, Vector
+from acefl.types import Vector
 
 CLIENTS, DIM, LR = 4, 7, 0.1
 START = torch.linspace(-1, 1, DIM)
@@ -98,12 +99,10 @@ BAD: dict[str, tuple[Spoil, str]] = {
 class Federated:
     """A federation on a fake grid, and the log of what its server accepted."""
 
-    def __init__(
-        self, rule: RuleSettings, script: Sequence[Sequence[tuple[int, Spoil | None]]], clients: int = CLIENTS
-    ):
+    def __init__(self, rule: Method, script: Sequence[Sequence[tuple[int, Spoil | None]]], clients: int = CLIENTS):
         layout = ModelLayout.of(ArrayRecord({"w": Array(START.numpy())}))
         self.grid = FakeGrid(client_app, clients, script)
-        differences = getattr(rule, "sends_differences", False)
+        differences = rule.uploads is Upload.CHANGE
         self.fleet = FlowerFleet(self.grid, layout, differences=differences, pool=AtOnce(), clock=ticking(), least=0.0)
         self.fleet.wait_for(clients)
         self.federation = Federation(
@@ -125,7 +124,7 @@ class Federated:
         ]
 
 
-def from_script(rule: RuleSettings, turns: list[list[tuple[int, int]]], clients: int = CLIENTS) -> Server:
+def from_script(rule: Method, turns: list[list[tuple[int, int]]], clients: int = CLIENTS) -> Server:
     server = Server(START, rule.build(clients, START), LR, clients)
     if turns:
         for _ in run(server, ScriptedFleet(turns, work), Stop(arrivals=sum(map(len, turns)))):
@@ -141,7 +140,7 @@ turns = st.lists(st.dictionaries(st.integers(0, CLIENTS - 1), answers, min_size=
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 @settings(max_examples=25)
 @given(script=turns)
-def test_bad_answers_never_change_the_result(rule: RuleSettings, script: list[dict[int, str | None]]) -> None:
+def test_bad_answers_never_change_the_result(rule: Method, script: list[dict[int, str | None]]) -> None:
     logging.disable(logging.WARNING)
     try:
         federated = Federated(rule, [[(c, how and BAD[how][0]) for c, how in turn.items()] for turn in script])

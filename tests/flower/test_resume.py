@@ -12,23 +12,24 @@ from tests.flower.test_bad_answers import CLIENTS, LR, START, client_app, from_s
 from tests.flower.test_coming_and_going import HELD
 
 from acefl import ACE, ACED, Every, FedBuff, InvalidInput, Stop
+from acefl.core.rule import Method, Upload
 from acefl.federation import Federation, go
 from acefl.fleets.flower.fleet import FlowerFleet
 from acefl.fleets.flower.records import ModelLayout
 from acefl.record import Run, load
-from acefl.types import RuleSettings, Step
+from acefl.types import Step
 
 
 class Killed(BaseException):
     """Nothing catches it, as nothing catches SIGKILL."""
 
 
-def start(rule: RuleSettings, out: Path, kill_at: int = -1, nodes: int = CLIENTS) -> Run:
+def start(rule: Method, out: Path, kill_at: int = -1, nodes: int = CLIENTS) -> Run:
     """One life of a ServerApp: nodes answer in turn, and at `kill_at` arrivals its process dies."""
     turns: list[list[tuple[int, Spoil | None]]] = [[(client % nodes, None)] for client in range(500)]
     grid = FakeGrid(client_app, nodes, turns)
     layout = ModelLayout.of(ArrayRecord({"w": Array(START.numpy())}))
-    differences = getattr(rule, "sends_differences", False)
+    differences = rule.uploads is Upload.CHANGE
     fleet = FlowerFleet(grid, layout, differences=differences, pool=AtOnce(), clock=ticking(), least=0.0)
     fleet.wait_for(nodes)
     federation = Federation(
@@ -43,7 +44,7 @@ def start(rule: RuleSettings, out: Path, kill_at: int = -1, nodes: int = CLIENTS
 
 
 @pytest.mark.parametrize("rule", [ACE(), ACE(table="int8"), ACED(tau=6), FedBuff(buffer=3)], ids=repr)
-def test_what_a_run_records_makes_its_model_however_often_it_was_killed(rule: RuleSettings, tmp_path: Path) -> None:
+def test_what_a_run_records_makes_its_model_however_often_it_was_killed(rule: Method, tmp_path: Path) -> None:
     for kill_at in (12, 23, 24, 37):
         with pytest.raises(Killed):
             start(rule, tmp_path / "run", kill_at)

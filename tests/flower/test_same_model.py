@@ -25,6 +25,7 @@ from acefl import (
     simulate,
     tasks,
 )
+from acefl.core.rule import Method, Upload
 from acefl.federation import Federation, go
 from acefl.fleets.flower.client import answer
 from acefl.fleets.flower.fleet import FlowerFleet, Wires
@@ -35,10 +36,10 @@ from acefl.loop import run
 from acefl.record import Run
 from acefl.replay import replay
 from acefl.tasks.base import Task
-from acefl.types import RuleSettings, Vector
+from acefl.types import Vector
 
 SEED, LR, CLIENTS = 3, 0.2, 6
-RULES: list[RuleSettings] = [
+RULES: list[Method] = [
     *(ACE(), ACE(warmup="seen"), ACE(table="int8"), ACED(tau=4), CA2FL(buffer=3), FedBuff(buffer=3), ASGD()),
     *(FedAsync(), AREA(buffer=2), FedFa(window=3), RingleaderASGD(), FADAS(buffer=3, threshold=2), FedAvg()),
 ]
@@ -74,12 +75,12 @@ def turns(recorded: Run) -> list[list[tuple[int, int]]]:
     ]
 
 
-def through_grid(task: Task, rule: RuleSettings, recorded: Run, wires: Wires | None = None) -> Server:
+def through_grid(task: Task, rule: Method, recorded: Run, wires: Wires | None = None) -> Server:
     model = task.initial()
     layout = ModelLayout.of(ArrayRecord({"w": Array(model.numpy())}))
     script = [[(int(client), None) for client, _ in turn] for turn in turns(recorded)]
     grid = FakeGrid(KeyedClient(task), task.clients, script)
-    differences = getattr(rule, "sends_differences", False)
+    differences = rule.uploads is Upload.CHANGE
     fleet = FlowerFleet(grid, layout, wires, differences=differences, pool=AtOnce(), clock=ticking(), least=0.0)
     fleet.wait_for(task.clients)
     server = Server(
@@ -91,7 +92,7 @@ def through_grid(task: Task, rule: RuleSettings, recorded: Run, wires: Wires | N
     return server
 
 
-def through_script(task: Task, rule: RuleSettings, script: list[list[tuple[int, int]]]) -> Server:
+def through_script(task: Task, rule: Method, script: list[list[tuple[int, int]]]) -> Server:
     model = task.initial()
     server = Server(model, rule.build(task.clients, model), LR, task.clients)
     for _ in run(server, ScriptedFleet(script, KeyedClient(task).work), Stop(arrivals=sum(map(len, script)))):
@@ -100,7 +101,7 @@ def through_script(task: Task, rule: RuleSettings, script: list[list[tuple[int, 
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_grid_script_and_simulator_agree(task: Task, rule: RuleSettings) -> None:
+def test_grid_script_and_simulator_agree(task: Task, rule: Method) -> None:
     scenario = Scenario(delay=2.0, spread=8.0)
     simulated = simulate(task, rule, lr=LR, scenario=scenario, stop=Stop(arrivals=60), seed=SEED, evaluations=1)
     scripted, flower = through_script(task, rule, turns(simulated)), through_grid(task, rule, simulated)
@@ -116,7 +117,7 @@ AT_ONCE = [rule for rule in RULES if not isinstance(rule, FedAvg | FedFa)]
 
 
 @pytest.mark.parametrize("rule", AT_ONCE, ids=repr)
-def test_answers_that_wait_together_make_one_step(task: Task, rule: RuleSettings) -> None:
+def test_answers_that_wait_together_make_one_step(task: Task, rule: Method) -> None:
     """As under the simulator's tick clock. Within a step a grid hands out answers in the order their models were sent,
     so here the simulator agrees within rounding, and the script, given that order, bit for bit."""
     scenario = Scenario(clock="tick", delay=2.0, spread=8.0)

@@ -18,10 +18,11 @@ from tests.rules.oracles import (
 )
 
 from acefl import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff, Server, Step
+from acefl.core.rule import Method
 from acefl.simulation import Simulation
-from acefl.types import Arrival, RuleSettings
+from acefl.types import Arrival
 
-ORACLES: list[tuple[RuleSettings, Callable[[int, int], Oracle]]] = [
+ORACLES: list[tuple[Method, Callable[[int, int], Oracle]]] = [
     (ACE(), lambda n, dim: ACEOracle([1.0] * n, wait=True)),
     (ACE(warmup="seen"), lambda n, dim: ACEOracle([1.0] * n, wait=False)),
     (ACE(variant="direct"), lambda n, dim: ACEOracle([1.0] * n, wait=True)),
@@ -64,7 +65,7 @@ class Dense:
     def stepped(self, step: Step, server: Server) -> None:
         if step.stepped:
             self.weights.append(self._oracle.step(step.version - 1))
-            self.updates.append(server.rule.direction().clone())
+            self.updates.append(server.direction.clone())
             self.arrivals.append(step.arrivals)
             self.models.append(server.model.clone())
 

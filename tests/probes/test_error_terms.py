@@ -15,11 +15,11 @@ from tests.probes.dense import NAMES, ORACLES, Dense
 from tests.rules.oracles import Oracle
 
 from acefl import ACE, ACED, ASGD, CA2FL, FedBuff, InvalidInput, Scenario, Stop, simulate, tasks
+from acefl.core.rule import Method
 from acefl.probes import ErrorTerms
 from acefl.probes.error_terms import squared_norm
 from acefl.record import Run
 from acefl.simulation import Simulation
-from acefl.types import RuleSettings
 
 CLIENTS, DIM, NOISE = 6, 5, 0.5
 TASK = tasks.quadratic(clients=CLIENTS, dim=DIM, noise=NOISE, seed=3)
@@ -27,13 +27,13 @@ SILENT = tasks.quadratic(clients=CLIENTS, dim=DIM, noise=0.0, seed=3)
 SPREAD = Scenario(spread=20.0)
 
 
-def run(rule: RuleSettings, *observers: Any, task: Any = TASK, arrivals: int = 200, **settings: Any) -> Run:
+def run(rule: Method, *observers: Any, task: Any = TASK, arrivals: int = 200, **settings: Any) -> Run:
     settings = {"lr": 0.05, "scenario": SPREAD, "evaluations": 4} | settings
     return simulate(task, rule, stop=Stop(arrivals=arrivals), observers=observers, **settings)
 
 
 @pytest.mark.parametrize(("rule", "oracle"), ORACLES, ids=NAMES)
-def test_terms_are_those_of_the_definitions(rule: RuleSettings, oracle: Callable[[int, int], Oracle]) -> None:
+def test_terms_are_those_of_the_definitions(rule: Method, oracle: Callable[[int, int], Oracle]) -> None:
     """Against sums over every contribution ever made, with the oracle's weights and the task's exact gradients.
 
     ACE's bias is zero; that of ASGD is the arriving client's gradient minus the mean, and so on: all of it is in here.
@@ -68,7 +68,7 @@ def _gradient(dense: Dense, client: int, version: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("rule", "oracle"), ORACLES, ids=NAMES)
-def test_without_sampling_noise_there_is_no_noise_term(rule: RuleSettings, oracle: object) -> None:
+def test_without_sampling_noise_there_is_no_noise_term(rule: Method, oracle: object) -> None:
     """The update is then made of full gradients itself: u = ubar to the rounding of float32."""
     probe = ErrorTerms(every=20)
     run(rule, probe, task=SILENT)
@@ -77,7 +77,7 @@ def test_without_sampling_noise_there_is_no_noise_term(rule: RuleSettings, oracl
 
 
 @pytest.mark.parametrize("rule", [ACE(), ACE(variant="direct"), ACE(variant="client-held"), ACE(table="int8")])
-def test_ace_has_no_bias(rule: RuleSettings) -> None:
+def test_ace_has_no_bias(rule: Method) -> None:
     probe = ErrorTerms(every=20)
     run(rule, probe)
     assert len(probe.records) >= 8
@@ -104,9 +104,7 @@ def test_rounding_in_the_table_counts_as_noise() -> None:
     ],
     ids=["ASGD", "FedBuff", "ACE", "CA2FL"],
 )
-def test_noise_is_the_variance_of_one_gradient_times_the_sum_of_squared_weights(
-    rule: RuleSettings, share: float
-) -> None:
+def test_noise_is_the_variance_of_one_gradient_times_the_sum_of_squared_weights(rule: Method, share: float) -> None:
     """sigma^2 for ASGD, sigma^2 / m for FedBuff, sigma^2 / n for ACE: the paper's term A.
 
     Each record is sigma^2 times the share times a chi-squared variable of 200 degrees of freedom, over 200. Records are
@@ -125,7 +123,7 @@ def test_noise_is_the_variance_of_one_gradient_times_the_sum_of_squared_weights(
 
 @pytest.mark.parametrize("rule", [ACE(), ACED(tau=20), CA2FL(buffer=4), FedBuff(buffer=4), ASGD()])
 @pytest.mark.parametrize("scenario", [SPREAD, Scenario(clock="sampled", delay=5.0)], ids=["event", "sampled"])
-def test_delay_error_is_at_most_the_drift_of_the_model(rule: RuleSettings, scenario: Scenario) -> None:
+def test_delay_error_is_at_most_the_drift_of_the_model(rule: Method, scenario: Scenario) -> None:
     """||C||^2 <= L^2 times the mean squared drift, and L is at most 1 on this task."""
     probe = ErrorTerms(every=10)
     run(rule, probe, scenario=scenario)
@@ -159,7 +157,7 @@ def test_a_client_alone_has_neither_bias_nor_delay() -> None:
     [SPREAD, Scenario(clock="tick", delay=2.0), Scenario(clock="sampled", delay=5.0), Scenario(dropout=0.5)],
     ids=["event", "tick", "sampled", "dropout"],
 )
-def test_a_probe_does_not_change_the_run(rule: RuleSettings, scenario: Scenario) -> None:
+def test_a_probe_does_not_change_the_run(rule: Method, scenario: Scenario) -> None:
     bare = run(rule, scenario=scenario, arrivals=80)
     watched = run(
         rule,

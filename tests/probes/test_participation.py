@@ -15,19 +15,19 @@ from tests.probes.dense import NAMES, ORACLES, Dense
 from tests.rules.oracles import Oracle
 
 from acefl import ACE, ACED, ASGD, CA2FL, FedBuff, Scenario, Stop, simulate, tasks
+from acefl.core.rule import Method
 from acefl.probes import Participation
 from acefl.probes.influence import Influence
 from acefl.probes.participation import effective, gini, rank_correlation
 from acefl.record import Run
 from acefl.simulation import Simulation
-from acefl.types import RuleSettings
 
 CLIENTS = 6
 TASK = tasks.quadratic(clients=CLIENTS, dim=5, seed=3)
 SPREAD = Scenario(spread=20.0)
 
 
-def run(rule: RuleSettings, *observers: Any, task: Any = TASK, scenario: Scenario = SPREAD, arrivals: int = 200) -> Run:
+def run(rule: Method, *observers: Any, task: Any = TASK, scenario: Scenario = SPREAD, arrivals: int = 200) -> Run:
     stop = Stop(arrivals=arrivals)
     return simulate(task, rule, lr=0.05, scenario=scenario, stop=stop, evaluations=4, observers=observers)
 
@@ -35,7 +35,7 @@ def run(rule: RuleSettings, *observers: Any, task: Any = TASK, scenario: Scenari
 @pytest.mark.parametrize("scenario", [SPREAD, Scenario(clock="tick", delay=2.0)], ids=["event", "tick"])
 @pytest.mark.parametrize(("rule", "oracle"), ORACLES, ids=NAMES)
 def test_influence_is_the_sum_of_weights_over_all_steps(
-    rule: RuleSettings, oracle: Callable[[int, int], Oracle], scenario: Scenario
+    rule: Method, oracle: Callable[[int, int], Oracle], scenario: Scenario
 ) -> None:
     dense = Dense(oracle, 400)
     finished = run(rule, Participation(), dense, scenario=scenario)
@@ -78,7 +78,7 @@ def test_neighbours_in_speed_share_a_coordinate_above_the_most_that_are_followed
 
 
 @pytest.mark.parametrize("rule", [ACE(), FedBuff(buffer=4)])
-def test_staleness_is_that_of_the_recorded_events(rule: RuleSettings) -> None:
+def test_staleness_is_that_of_the_recorded_events(rule: Method) -> None:
     finished = run(rule, Participation())
     events = finished.events.assign(staleness=lambda e: e["version"] - e["trained_on"])
     per_client = events.groupby("client")["staleness"].mean()
@@ -100,7 +100,7 @@ def test_staleness_is_that_of_the_recorded_events(rule: RuleSettings) -> None:
 
 @pytest.mark.parametrize("rule", [ACE(), ACED(tau=20), CA2FL(buffer=4), ASGD()])
 @pytest.mark.parametrize("scenario", [SPREAD, Scenario(dropout=0.5, rejoin_at=0.8)], ids=["event", "dropout"])
-def test_watching_does_not_change_the_run(rule: RuleSettings, scenario: Scenario) -> None:
+def test_watching_does_not_change_the_run(rule: Method, scenario: Scenario) -> None:
     bare, watched = run(rule, scenario=scenario), run(rule, Participation(), scenario=scenario)
     assert torch.equal(bare.model, watched.model)
     assert bare.events.equals(watched.events)

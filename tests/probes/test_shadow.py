@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from tests.probes.dense import NAMES, ORACLES, Dense
 from tests.rules.oracles import Oracle
 
 from acefl import ASGD, AceflError, FedBuff, InvalidInput, Scenario, Server, Step, Stop, simulate, tasks
+from acefl.core.rule import Method, Rule
 from acefl.probes.shadow import Shadow, Weighed
 from acefl.simulation import Simulation
-from acefl.types import Arrival, Rule, RuleSettings, State, Vector
+from acefl.types import Arrival, Vector
 
 ARRIVALS = 150
 TASK = tasks.quadratic(clients=6, dim=5, seed=3)
@@ -42,13 +44,13 @@ class Follower:
     def stepped(self, step: Step, server: Server) -> None:
         if step.stepped:
             self.shadow.step()
-            self.steps.append(self.shadow.weights(server.rule.direction()))
+            self.steps.append(self.shadow.weights(server.direction))
 
     def evaluated(self, row: dict[str, float]) -> None:
         pass
 
 
-def follow(rule: RuleSettings, *others: Dense, slots: int | None = None, scenario: Scenario = SCENARIOS[0]) -> Follower:
+def follow(rule: Method, *others: Dense, slots: int | None = None, scenario: Scenario = SCENARIOS[0]) -> Follower:
     follower = Follower(slots)
     stop = Stop(arrivals=ARRIVALS)
     simulate(TASK, rule, lr=0.05, scenario=scenario, stop=stop, evaluations=1, observers=[follower, *others])
@@ -58,7 +60,7 @@ def follow(rule: RuleSettings, *others: Dense, slots: int | None = None, scenari
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=["event", "tick", "sampled", "concurrency"])
 @pytest.mark.parametrize(("rule", "oracle"), ORACLES, ids=NAMES)
 def test_weights_are_those_of_the_formulas_although_slots_are_used_again(
-    rule: RuleSettings, oracle: Callable[[int, int], Oracle], scenario: Scenario
+    rule: Method, oracle: Callable[[int, int], Oracle], scenario: Scenario
 ) -> None:
     """A few dozen slots serve 150 arrivals, so each is used many times; the oracle never uses one again."""
     dense = Dense(oracle, 2 * ARRIVALS)
@@ -76,7 +78,7 @@ def test_weights_are_those_of_the_formulas_although_slots_are_used_again(
 
 
 @dataclass(frozen=True)
-class Momentum:
+class Momentum(Method):
     """A rule that acefl does not have: an average over all arrivals, older ones counting less and less."""
 
     keep: float = 0.5
@@ -85,7 +87,9 @@ class Momentum:
         return MomentumRule(self.keep, like)
 
 
-class MomentumRule:
+class MomentumRule(Rule):
+    saved: ClassVar[tuple[str, ...]] = ("mean",)
+
     def __init__(self, keep: float, like: Vector) -> None:
         self.keep, self.mean = keep, torch.zeros_like(like)
 
@@ -95,12 +99,6 @@ class MomentumRule:
 
     def direction(self) -> Vector:
         return self.mean
-
-    def state_dict(self) -> State:
-        return {"mean": self.mean.clone()}
-
-    def load_state_dict(self, state: State) -> None:
-        self.mean.copy_(state["mean"])
 
 
 def test_a_users_own_rule_is_followed() -> None:
@@ -121,8 +119,7 @@ class Clipped(MomentumRule):
 class Forgetful(MomentumRule):
     """Linear, but its state_dict does not say what it holds."""
 
-    def state_dict(self) -> State:
-        return {}
+    saved = ()
 
 
 @pytest.mark.parametrize("rule", [Clipped, Forgetful])

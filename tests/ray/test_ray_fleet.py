@@ -14,13 +14,14 @@ import torch
 
 from acefl import ACE, ACED, InvalidInput, Server, Stop, load
 from acefl.cli import main
+from acefl.core.rule import Method
 from acefl.errors import AceflError, NothingInFlight
 from acefl.experiment import build_task
 from acefl.fleets.ray import RayFleet, run_on_ray
 from acefl.fleets.scripted import ScriptedFleet
 from acefl.fleets.simulated import work_key
 from acefl.loop import run
-from acefl.types import Arrival, RuleSettings, Vector
+from acefl.types import Arrival, Vector
 
 pytestmark = [
     pytest.mark.ray,
@@ -43,7 +44,7 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def serve(fleet: RayFleet, rule: RuleSettings, stop: Stop) -> tuple[Server, list[list[tuple[int, int]]]]:
+def serve(fleet: RayFleet, rule: Method, stop: Stop) -> tuple[Server, list[list[tuple[int, int]]]]:
     """Run the one loop; the server, and who arrived in each turn on which version."""
     model = build_task(SOURCE, SEED).initial()
     turns: list[list[tuple[int, int]]] = [[]]
@@ -59,7 +60,7 @@ def serve(fleet: RayFleet, rule: RuleSettings, stop: Stop) -> tuple[Server, list
     return server, [turn for turn in turns if turn]
 
 
-def replay(rule: RuleSettings, turns: list[list[tuple[int, int]]]) -> Vector:
+def replay(rule: Method, turns: list[list[tuple[int, int]]]) -> Vector:
     """The same arrivals from a script, computed here."""
     task = build_task(SOURCE, SEED)
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import strategies as st
 from tests.rules.oracles import Numbers, Oracle
 
+from acefl.core.rule import Audience
 from acefl.rules.ace import ClientMemory
 from acefl.types import Arrival
 
@@ -99,12 +100,12 @@ def walk(history: History, build: Callable[[], Any], oracle: Oracle, *, differen
             rule.load_state_dict(old.state_dict())
             table = getattr(rule, "table", None)
         if isinstance(event, Leave):
-            _call(rule, "forget", event.client % clients)
+            rule.leave(event.client % clients)
             oracle.forget(event.client % clients)
         elif isinstance(event, Join):
             clients += 1
             sent.append(version)
-            _call(rule, "grow", clients, event.weight)
+            rule.join(clients, event.weight)
             oracle.grow(clients, event.weight)
         else:
             due = False
@@ -121,9 +122,10 @@ def walk(history: History, build: Callable[[], Any], oracle: Oracle, *, differen
                 if hasattr(oracle, "active"):
                     assert rule.active == set(oracle.active(version))
             if hasattr(oracle, "awaited"):
-                assert rule.warming is bool(oracle.awaited)
+                assert (rule.audience is not Audience.EVERYBODY) is bool(oracle.awaited)
             if due:
                 close(rule.direction(), oracle.step(version), largest)
+                rule.clear()
                 version += 1
             for come in event:
                 sent[come.client % clients] = version
@@ -145,9 +147,3 @@ def long_history(*more: Event) -> History:
     everybody: list[Event] = [[Come(client, None)] for client in range(3)]
     some: list[Event] = [[Come(1, None)], [Come(0, 0), Come(1, 2)], [Come(1, 1)], [Come(1, None)], [Come(2, None)]]
     return History(3, 5, [*everybody, *some, *more, [Come(0, None)], [Come(2, 0)]], dim=70_001)
-
-
-def _call(rule: Any, name: str, *arguments: Any) -> None:
-    method: Callable[..., None] | None = getattr(rule, name, None)
-    if method is not None:
-        method(*arguments)

@@ -10,7 +10,7 @@ from tests.rules.oracles import Numbers
 from tests.rules.schedules import OLDEST, History, turns_of
 
 from acefl import Arrival, Server
-from acefl.types import RuleSettings
+from acefl.core.rule import Method
 
 START = torch.linspace(-1.0, 2.0, 5)
 
@@ -21,11 +21,11 @@ class ModelOracle(Protocol):
         ...
 
 
-def server_of(method: RuleSettings, clients: int, lr: float) -> Server:
+def server_of(method: Method, clients: int, lr: float) -> Server:
     return Server(START, method.build(clients, START, [1] * clients), lr, clients)
 
 
-def walk_models(history: History, method: RuleSettings, oracle: ModelOracle, lr: float = 0.3) -> int:
+def walk_models(history: History, method: Method, oracle: ModelOracle, lr: float = 0.3) -> int:
     """Both must have the same model after every turn. A client's own model is where it started, less lr times its
     update. Now and then a new server goes on from the state of the old one. Returns the steps made."""
     server = server_of(method, history.clients, lr)

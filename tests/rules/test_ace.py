@@ -10,9 +10,9 @@ from tests.rules.oracles import ACEOracle
 from tests.rules.schedules import DIM, Come, History, Join, Leave, histories, long_history, walk
 
 from acefl import ACE, Arrival, InvalidInput, Server
+from acefl.core.rule import Audience, Rule, Upload
 from acefl.rules.ace import VARIANTS, ClientMemory
 from acefl.rules.settings import ENCODINGS, WARMUPS, WEIGHTS
-from acefl.types import Rule
 
 LIKE = torch.zeros(DIM)
 
@@ -25,7 +25,7 @@ def against_oracle(history: History, method: ACE) -> int:
     def build() -> Rule:
         return method.build(history.clients, torch.zeros(history.dim), samples)
 
-    return walk(history, build, oracle, differences=method.sends_differences)
+    return walk(history, build, oracle, differences=method.uploads is Upload.CHANGE)
 
 
 methods = st.one_of(
@@ -73,11 +73,11 @@ def test_a_federation_whose_every_member_is_replaced(variant: str) -> None:
 def test_nobody_waits_for_a_client_that_left_before_its_first_update(variant: str) -> None:
     rule = ACE(variant).build(3, LIKE)
     assert not rule.absorb(Arrival(0, torch.ones(DIM), 0, 0, 0))
-    rule.forget(2)
-    rule.forget(2)
-    assert rule.warming
+    rule.leave(2)
+    rule.leave(2)
+    assert rule.audience is Audience.NEWCOMERS
     assert rule.absorb(Arrival(1, torch.full((DIM,), 3.0), 0, 0, 1))
-    assert not rule.warming
+    assert rule.audience is Audience.EVERYBODY
     torch.testing.assert_close(rule.direction(), torch.full((DIM,), 2.0))
 
 
@@ -97,7 +97,7 @@ def test_a_checkpoint_of_odd_weights_changes_nothing_bit_for_bit(variant: str) -
     """0.1 + 0.2 + 0.3 is not 0.3 + 0.2 + 0.1: the sum of weights is part of the state."""
     rule, resumed = (ACE(variant, warmup="seen").build(1, LIKE) for _ in range(2))
     for clients, weight in ((2, 0.3), (3, 0.2), (4, 0.1)):
-        rule.grow(clients, weight)
+        rule.join(clients, weight)
     for task, client in enumerate((3, 2, 1)):
         rule.absorb(Arrival(client, torch.full((DIM,), 1.0 + client), 0, task, task))
     resumed.load_state_dict(rule.state_dict())

@@ -31,12 +31,12 @@ from acefl import (
     RingmasterASGD,
     RobustACE,
 )
+from acefl.core.rule import Method, Upload
 from acefl.rules import METHODS, label
 from acefl.rules.ace import ClientMemory
 from acefl.testing import LAWS, Law
-from acefl.types import RuleSettings
 
-SETTINGS: list[RuleSettings] = [
+SETTINGS: list[Method] = [
     ACE(),
     ACE(warmup="seen"),
     ACE(table="int8", weights="samples"),
@@ -85,7 +85,7 @@ SETTINGS: list[RuleSettings] = [
 
 @pytest.mark.parametrize("law", LAWS.values(), ids=LAWS.keys())
 @pytest.mark.parametrize("method", SETTINGS, ids=label)
-def test_law(law: Law, method: RuleSettings) -> None:
+def test_law(law: Law, method: Method) -> None:
     law(method)
 
 
@@ -93,7 +93,7 @@ def test_no_registered_method_is_left_out() -> None:
     assert {type(method) for method in SETTINGS} == set(METHODS.values())
 
 
-def agree(history: History, one: RuleSettings, two: RuleSettings) -> None:
+def agree(history: History, one: Method, two: Method) -> None:
     """Both methods step at the same moments and in the same directions, up to float32 rounding."""
     left, right = (_directions(history, method) for method in (one, two))
     assert len(left) == len(right)
@@ -101,9 +101,9 @@ def agree(history: History, one: RuleSettings, two: RuleSettings) -> None:
         torch.testing.assert_close(a, b, rtol=0, atol=5e-4)  # the largest updates are about 50
 
 
-def _directions(history: History, method: RuleSettings) -> list[torch.Tensor]:
+def _directions(history: History, method: Method) -> list[torch.Tensor]:
     rule = method.build(history.clients, torch.zeros(DIM), [2 + client for client in range(history.clients)])
-    memory = ClientMemory() if getattr(method, "sends_differences", False) else None
+    memory = ClientMemory() if method.uploads is Upload.CHANGE else None
     found, version = [], 0
     for turn in turns_of(history):
         due = False
@@ -112,6 +112,7 @@ def _directions(history: History, method: RuleSettings) -> list[torch.Tensor]:
             due |= rule.absorb(Arrival(client, sends, max(0, version - age), version, task))
         if due:
             found.append(rule.direction().clone())
+            rule.clear()
             version += 1
     return found
 
@@ -163,6 +164,7 @@ def test_one_round_of_everybody_is_the_plain_mean(clients: int, rounds: int) -> 
             ace.absorb(arrival)
         for rule in [*buffered, ace]:
             torch.testing.assert_close(rule.direction(), gradients.mean(0))
+            rule.clear()
 
 
 def test_ca2fl_with_a_buffer_of_one_applies_the_whole_change_where_ace_applies_its_share() -> None:
@@ -179,6 +181,7 @@ def test_ca2fl_with_a_buffer_of_one_applies_the_whole_change_where_ace_applies_i
         assert ace.absorb(arrival)
         h, change = last.mean(0), new - last[client]
         torch.testing.assert_close(ca2fl.direction(), h + change)
+        ca2fl.clear()
         if task >= 4:
             torch.testing.assert_close(ace.direction(), h + change / 4)
         last[client] = new

@@ -30,6 +30,7 @@ def test_the_paper_s_constants_are_the_defaults() -> None:
         for tau in range(9):
             assert rule.absorb(Arrival(0, torch.ones(2), 0, tau, tau))
             torch.testing.assert_close(rule.direction()[0].item(), 0.6 * oracle.s(tau), rtol=1e-6, atol=0)
+            rule.clear()
 
 
 def test_an_old_model_pulls_the_current_one_back_even_if_its_client_found_nothing_to_change() -> None:

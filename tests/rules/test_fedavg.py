@@ -10,8 +10,8 @@ from tests.rules.oracles import FedAvgOracle
 from tests.rules.schedules import DIM, History, histories, walk
 
 from acefl import Adam, FedAdam, FedAvg, InvalidInput, Scenario, Stop, simulate, tasks
+from acefl.core.rule import Method
 from acefl.replay import replay
-from acefl.types import RuleSettings
 
 
 @settings(max_examples=80)
@@ -55,7 +55,7 @@ def test_one_round_of_everybody_is_gradient_descent() -> None:
 
 
 @pytest.mark.parametrize("method", [FedAvg(cohort=2), FedAdam(cohort=2)])
-def test_a_cohort_is_drawn_anew_for_every_round_and_nobody_else_works(method: RuleSettings) -> None:
+def test_a_cohort_is_drawn_anew_for_every_round_and_nobody_else_works(method: Method) -> None:
     run = simulate(TASK, method, lr=0.05, scenario=Scenario(spread=20.0), stop=Stop(steps=40))
     assert run.arrivals == 80
     assert (run.events["version"] == run.events["trained_on"]).all()
@@ -65,7 +65,7 @@ def test_a_cohort_is_drawn_anew_for_every_round_and_nobody_else_works(method: Ru
 
 @pytest.mark.parametrize("method", [FedAvg(), FedAvg(cohort=3)])
 @pytest.mark.parametrize("rejoin", [None, 0.7])
-def test_rounds_go_on_without_who_left_and_again_with_who_is_back(method: RuleSettings, rejoin: float | None) -> None:
+def test_rounds_go_on_without_who_left_and_again_with_who_is_back(method: Method, rejoin: float | None) -> None:
     scenario = Scenario(spread=5.0, dropout=0.5, dropout_at=0.3, rejoin_at=rejoin)
     run = simulate(TASK, method, lr=0.3, scenario=scenario, stop=Stop(steps=40))
     last = set(run.events[run.events["version"] >= 35]["client"])

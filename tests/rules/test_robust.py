@@ -9,14 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acefl import ACE, Arrival, InvalidInput, RobustACE
-from acefl.types import RuleSettings, Vector
+from acefl.core.rule import Method
+from acefl.types import Vector
 
 DIM = 4
 number = st.floats(-100, 100, width=32)
 table = st.lists(st.lists(number, min_size=DIM, max_size=DIM), min_size=1, max_size=9)
 
 
-def centre(method: RuleSettings, rows: list[list[float]], clients: int | None = None) -> Vector:
+def centre(method: Method, rows: list[list[float]], clients: int | None = None) -> Vector:
     rule = method.build(clients or len(rows), torch.zeros(DIM))
     for client, row in enumerate(rows):
         stepped = rule.absorb(Arrival(client, torch.tensor(row), 0, 0, client))
@@ -65,7 +66,7 @@ def test_only_those_heard_of_count_and_those_who_left_do_not() -> None:
     rule = method.build(50, torch.zeros(DIM))
     for client, row in enumerate(rows):
         rule.absorb(Arrival(client, torch.tensor(row), 0, 0, client))
-    rule.forget(0)  # type: ignore[attr-defined]
+    rule.leave(0)
     assert rule.direction().tolist() == [15.0] * DIM
 
 

@@ -42,11 +42,12 @@ from acefl import (
     simulate,
     tasks,
 )
-from acefl.types import RuleSettings, Vector
+from acefl.core.rule import Method
+from acefl.types import Vector
 
 CLIENTS, DIM, ARRIVALS = 1000, 64, 20_000
 EVERY = Every(arrivals=1000)
-RULES: tuple[RuleSettings, ...] = (ACE(table="int8"), ACED(tau=2000), CA2FL(buffer=20), FedBuff(buffer=20))
+RULES: tuple[Method, ...] = (ACE(table="int8"), ACED(tau=2000), CA2FL(buffer=20), FedBuff(buffer=20))
 SHORTEST_LIFE = 5.0  # seconds
 FAULTS, FAULT_STREAM = (math.nan, math.inf, 1000.0), 97
 COMPARED = 3  # runs that were killed and are made once more, without checkpoints, to compare

@@ -38,16 +38,16 @@ from acefl import (
     tasks,
 )
 from acefl.attacks import ATTACKS
+from acefl.core.rule import Method
 from acefl.experiment import DEFAULT_SCENARIO
 from acefl.record import machine
 from acefl.tasks import Task
-from acefl.types import RuleSettings
 
 HERE = Path(__file__).parent
 CLIP = NormLimit(factor=2.0, action="clip")
 
 # name -> (method, learning rate, the gate's limit)
-CONTENDERS: dict[str, tuple[RuleSettings, float, NormLimit | None]] = {
+CONTENDERS: dict[str, tuple[Method, float, NormLimit | None]] = {
     "ACE": (ACE(), 0.0625, None),
     "ACED(tau=300)": (ACED(tau=300), 0.031, None),
     "CA2FL": (CA2FL(), 1.0, None),

@@ -19,9 +19,9 @@ from acefl.errors import InvalidInput, require
 from acefl.own import is_own as is_own
 
 if TYPE_CHECKING:
+    from acefl.core.rule import Method
     from acefl.stop import Stop
     from acefl.timing import Scenario
-    from acefl.types import RuleSettings
 
 TASK, SCENARIO, FLEET, BUDGET = "Task", "Scenario", "Fleet", "Budget"  # panels of the help
 RATE, OUTPUT = "Learning rate", "Output"
@@ -176,7 +176,7 @@ Methods = Annotated[
         show_default=False,
     ),
 ]
-Method = Annotated[
+OneMethod = Annotated[
     str,
     typer.Option(
         "--method",
@@ -220,7 +220,7 @@ Json = Annotated[
 ]
 
 
-def parse_methods(names: list[str] | None) -> list[RuleSettings]:
+def parse_methods(names: list[str] | None) -> list[Method]:
     """The methods a person named, or the paper's."""
     from acefl.experiment import PAPER_METHODS
     from acefl.rules import parse

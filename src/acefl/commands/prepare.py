@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from acefl.commands.options import ScenarioOptions, StopOptions, TaskOptions
 
 if TYPE_CHECKING:
+    from acefl.core.rule import Method
     from acefl.stop import Stop
     from acefl.tasks import Task
     from acefl.timing import Scenario
-    from acefl.types import RuleSettings
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Prepared:
 
 
 def prepare(
-    task: TaskOptions, scenario: ScenarioOptions, stop: StopOptions, rules: Sequence[RuleSettings], seed: int
+    task: TaskOptions, scenario: ScenarioOptions, stop: StopOptions, rules: Sequence[Method], seed: int
 ) -> Prepared:
     """Build everything that can be wrong, so that what is wrong is said before work begins.
 
@@ -50,16 +50,16 @@ def prepare(
     return Prepared(settings, built, setting, budget, expectation, setting.warnings(by_time=budget.time is not None))
 
 
-def _expectation(scenario: Scenario, clients: int, rules: Sequence[RuleSettings]) -> list[str]:
+def _expectation(scenario: Scenario, clients: int, rules: Sequence[Method]) -> list[str]:
     """One sentence, or one per group of methods that step after different numbers of arrivals."""
     from acefl.rules import label
 
     groups: dict[str, list[str]] = {}
     for rule in rules:
-        if getattr(rule, "synchronous", False):
+        if rule.rounds:
             foretold = "rounds without staleness: each takes as long as its slowest client"
         else:
-            foretold = scenario.expectation(clients, getattr(rule, "buffer", 1))
+            foretold = scenario.expectation(clients, rule.arrivals_per_step or 1)
         groups.setdefault(foretold, []).append(label(rule))
     if len(groups) == 1:
         return list(groups)

@@ -37,7 +37,7 @@ def run(
     ] = None,
     optimizer: options.ServerOptimizer = None,
     schedule: options.RateSchedule = None,
-    method: options.Method = "ACE",
+    method: options.OneMethod = "ACE",
     seed: options.Seed = 0,
     evaluations: options.Evaluations = 50,
     out: Annotated[

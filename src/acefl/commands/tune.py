@@ -22,7 +22,7 @@ def tune(
     task: options.TaskOptions,
     scenario: options.ScenarioOptions,
     stop: options.StopOptions,
-    method: options.Method = "ACE",
+    method: options.OneMethod = "ACE",
     budget: Annotated[
         float, typer.Option(metavar="N", help="How many whole runs it may cost", rich_help_panel=options.BUDGET)
     ] = 12.0,

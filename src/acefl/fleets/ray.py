@@ -22,6 +22,7 @@ import torch
 
 from acefl.admission import NormLimit
 from acefl.checkpoint import Every
+from acefl.core.rule import Method, Upload
 from acefl.errors import AceflError, InvalidInput, NothingInFlight, require
 from acefl.experiment import TaskSource, build_task
 from acefl.federation import Federation, Refusal, Trip, go, judge_by
@@ -32,7 +33,7 @@ from acefl.schedules import Schedule
 from acefl.server import Server
 from acefl.simulation import Observer, Progress
 from acefl.stop import Stop
-from acefl.types import Arrival, Lost, RuleSettings, State, Vector
+from acefl.types import Arrival, Lost, State, Vector
 
 log = logging.getLogger("acefl")
 
@@ -280,7 +281,7 @@ class RayFleet:
 
 def run_on_ray(
     source: TaskSource,
-    rule: RuleSettings,
+    rule: Method,
     *,
     lr: float,
     stop: Stop,
@@ -307,7 +308,7 @@ def run_on_ray(
     call goes on with a run that was interrupted.
     """
     require(
-        not getattr(rule, "sends_differences", False),
+        rule.uploads is not Upload.CHANGE,
         "client-held ACE leaves gradients with the clients, which all live here on Ray; use variant='incremental'",
     )
     task = build_task(source, seed)

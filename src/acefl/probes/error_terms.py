@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 
 from acefl import keyed
+from acefl.core.rule import Upload
 from acefl.errors import InvalidInput, one_of, require
 from acefl.probes.shadow import Shadow, Weighed
 from acefl.types import Arrival, State, Step, Vector
@@ -77,7 +78,7 @@ class ErrorTerms:
 
     def started(self, run: Simulation) -> None:
         require(
-            not getattr(run.server.rule, "mixes_models", False),
+            run.settings.uploads is not Upload.MODEL,
             "the error terms are those of a sum of updates; this method mixes models",
         )
         self._task, self._versions_out = run.task, run.fleet.versions_out
@@ -156,7 +157,7 @@ class ErrorTerms:
         self._most_models = 2 * len(self._models) + _SPARE_MODELS
 
     def _measure(self, server: Server) -> dict[str, float]:
-        update = server.rule.direction()
+        update = server.direction
         model = self._models[server.version - 1]
         made_of = self._shadow.weights(update)
         moved = torch.stack([self._models[version] for version in self._stale]).sub_(model)

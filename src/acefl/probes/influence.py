@@ -16,17 +16,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from acefl.core.rule import Method, Upload
 from acefl.probes.shadow import shadow_rule
 from acefl.rules.ace import ClientHeldACE, DirectACE, IncrementalACE
-from acefl.rules.aced import ActiveSetRule
-from acefl.rules.ca2fl import CalibratedBufferRule
-from acefl.rules.fedbuff import BufferRule
+from acefl.rules.aced import ACEDRule
+from acefl.rules.ca2fl import CA2FLRule
+from acefl.rules.fedbuff import FedBuffRule
 from acefl.table import Accumulator, Table
-from acefl.types import Arrival, RuleSettings, State, Vector
+from acefl.types import Arrival, State, Vector
 
 Numbers = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
-_ALL_CLIENTS = (IncrementalACE, DirectACE, ClientHeldACE, CalibratedBufferRule)
+_ALL_CLIENTS = (IncrementalACE, DirectACE, ClientHeldACE, CA2FLRule)
 
 
 class Influence:
@@ -36,7 +37,7 @@ class Influence:
     clients.
     """
 
-    def __init__(self, settings: RuleSettings, clients: int, samples: list[int], order: list[int], most: int) -> None:
+    def __init__(self, settings: Method, clients: int, samples: list[int], order: list[int], most: int) -> None:
         groups = min(clients, most)
         self._rule = shadow_rule(settings, clients, torch.zeros(groups), samples)
         self.group = np.zeros(clients, dtype=np.int64)
@@ -45,19 +46,19 @@ class Influence:
         self._sums = np.zeros(groups)
         units = torch.eye(groups).unbind(0)
         self._units = [units[group] for group in self.group.tolist()]
-        self._nothing = torch.zeros(groups) if getattr(settings, "sends_differences", False) else None
+        self._nothing = torch.zeros(groups) if settings.uploads is Upload.CHANGE else None
         self._came: set[int] = set()
         self._settled = False  # whether the last step had nobody new in it
         self._last = np.zeros(groups)  # the weights of the last step that was computed
         self._again = 0  # how many steps with the same weights came after it
         self._members: _Members | None = None
         self._follow: Callable[[Whole, Whole, Whole], None] = self._each
-        if type(self._rule) is BufferRule:
+        if type(self._rule) is FedBuffRule:
             self._follow = self._buffers
-        elif type(self._rule) is ActiveSetRule:
+        elif type(self._rule) is ACEDRule:
             self._members = _Members(clients, torch.zeros(groups))
             self._rule.table = self._members
-        elif type(self._rule) is CalibratedBufferRule:
+        elif type(self._rule) is CA2FLRule:
             self._rule.table = _SameAgain(clients, torch.zeros(groups))
         self._repeats = type(self._rule) in _ALL_CLIENTS
 
@@ -75,7 +76,7 @@ class Influence:
         return sums
 
     def _buffers(self, client: Whole, trained_on: Whole, version: Whole) -> None:
-        weigh = cast(BufferRule, self._rule).weigh
+        weigh = cast(FedBuffRule, self._rule).weigh
         counts = np.diff(_bounds(version))
         weights = np.fromiter(map(weigh, (version - trained_on).tolist()), np.float64, len(version))
         self._sums += np.bincount(self.group[client], weights / np.repeat(counts, counts), len(self._sums))
@@ -97,6 +98,7 @@ class Influence:
             else:
                 self._sums += self._again * self._last
                 self._last, self._again = self._rule.direction().numpy().astype(np.float64), 1
+            self._rule.clear()
 
     def _absorb(self, client: int, trained_on: int, version: int) -> None:
         update = self._units[client]

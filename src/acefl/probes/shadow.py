@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import torch
 
 from acefl import keyed
+from acefl.core.rule import Method, Rule, Upload
 from acefl.errors import AceflError, InvalidInput
-from acefl.types import Arrival, Rule, RuleSettings, State, Vector
+from acefl.types import Arrival, State, Vector
 
 _NOTHING = 1e-7  # a coefficient below this is what rounding left of a contribution that is no longer there
 _EXACT, _ROUNDED = 1e-3, 0.2  # how far weights times updates may be from the update; the second: of a lossy table
@@ -37,7 +38,7 @@ class Weighed(NamedTuple):
     weight: float
 
 
-def shadow_rule(settings: RuleSettings, clients: int, like: Vector, samples: list[int]) -> Rule:
+def shadow_rule(settings: Method, clients: int, like: Vector, samples: list[int]) -> Rule:
     """The rule that these settings build, with an exact table in memory whatever they say: weights are not rounded."""
     if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
         plain = {"table": "fp32", "home": "memory"}
@@ -55,11 +56,11 @@ class Shadow:
     """
 
     def __init__(
-        self, settings: RuleSettings, clients: int, samples: list[int], like: Vector, slots: int | None = None
+        self, settings: Method, clients: int, samples: list[int], like: Vector, slots: int | None = None
     ) -> None:
         self._slots = slots or 2 * clients + 1024
         self._rule = shadow_rule(settings, clients, torch.zeros(self._slots + 1), samples)
-        self._differences: bool = getattr(settings, "sends_differences", False)
+        self._differences = settings.uploads is Upload.CHANGE
         self._tolerance = _EXACT if getattr(settings, "table", "fp32") == "fp32" else _ROUNDED
         signs = torch.randint(0, 2, (like.numel(),), generator=keyed.generator(0x5AD0), dtype=torch.int8)
         self._ray = (2.0 * signs - 1.0).to(device=like.device, dtype=like.dtype)
@@ -90,11 +91,12 @@ class Shadow:
 
     def step(self) -> None:
         """The model has stepped."""
-        self._rule.direction()
+        self._direction = self._rule.direction()
+        self._rule.clear()
 
     def weights(self, update: Vector) -> list[Weighed]:
         """What the last step was made of; `update` is what the model stepped on, to check the answer by."""
-        direction = self._rule.direction()
+        direction = self._direction
         made_of = {slot: weight for slot, weight in enumerate(direction.tolist()) if weight and slot in self._in_slot}
         parts = [weight * self._projections[slot] for slot, weight in made_of.items()]
         scale = sum(map(abs, parts)) + 1e-12

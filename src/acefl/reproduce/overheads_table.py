@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from acefl.core.rule import Upload
 from acefl.record import machine
 from acefl.reproduce.page import Page
 from acefl.reproduce.plan import Planned, Recipe, Request
@@ -61,7 +62,7 @@ def _held(method: str, clients: int, dim: int) -> tuple[int, int]:
     """Bytes of tensors that the rule, and each client, keep between arrivals, after two rounds of everybody."""
     rule_settings = parse(method)
     rule = rule_settings.build(clients, torch.zeros(dim))
-    memory = ClientMemory() if getattr(rule_settings, "sends_differences", False) else None
+    memory = ClientMemory() if rule_settings.uploads is Upload.CHANGE else None
     version = 0
     for visit in range(2):
         for client in range(clients):

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from acefl.calls import make, named
+from acefl.core.rule import Method
 from acefl.own import is_own, own_method
 from acefl.rules.ace import ACE
 from acefl.rules.aced import ACED
@@ -24,7 +25,6 @@ from acefl.rules.ringleader import RingleaderASGD
 from acefl.rules.ringmaster import RingmasterASGD
 from acefl.rules.robust import RobustACE
 from acefl.rules.stale_weight import FedStaleWeight
-from acefl.types import RuleSettings
 
 _ALL = (
     *(ACE, ACED, CA2FL, FedBuff, ASGD, DelayAdaptiveASGD, RobustACE),
@@ -37,24 +37,24 @@ METHODS: dict[str, type[Any]] = {method.__name__: method for method in _ALL}
 _EXAMPLE = "ACED(tau=300)"
 
 
-def parse(text: str) -> RuleSettings:
+def parse(text: str) -> Method:
     """Settings from what a person types: `ACE`, `aced(tau=300)`, `FedBuff(buffer=5, staleness="sqrt")`.
 
     A method of the person's own is named with its module: `mypkg.mymodule:MyRule(tau=3)`.
     """
     if is_own(text):
         return own_method(text)
-    built: RuleSettings = named("method", METHODS, text, _EXAMPLE)
+    built: Method = named("method", METHODS, text, _EXAMPLE)
     return built
 
 
-def from_settings(name: str, settings: dict[str, Any]) -> RuleSettings:
+def from_settings(name: str, settings: dict[str, Any]) -> Method:
     """Settings from a recorded name and dictionary, refusing what the method does not know."""
-    built: RuleSettings = make("method", METHODS, name, settings, _EXAMPLE)
+    built: Method = make("method", METHODS, name, settings, _EXAMPLE)
     return built
 
 
-def label(rule: RuleSettings) -> str:
+def label(rule: Method) -> str:
     """The method with the settings that differ from its defaults: `ACED(tau=300)`."""
     if not dataclasses.is_dataclass(rule):
         return type(rule).__name__

@@ -9,20 +9,22 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from acefl.errors import one_of
+from acefl.rules.base import Audience, Members, Method, Rule, Upload
 from acefl.rules.settings import WARMUPS, WEIGHTS, check_table, client_weights, empty_vector
 from acefl.state import lend
 from acefl.table import Accumulator, Table
-from acefl.types import Arrival, Rule, State, Vector
+from acefl.types import Arrival, State, Vector
 
 VARIANTS = ("direct", "incremental", "client-held")
 
 
 @dataclass(frozen=True)
-class ACE:
+class ACE(Method):
     """All-Client Engagement.
 
     `direct` is Algorithm 1 as printed, O(n d) per arrival, and the oracle of the other two. `incremental` keeps the
@@ -44,9 +46,8 @@ class ACE:
         one_of("warmup", self.warmup, WARMUPS)
 
     @property
-    def sends_differences(self) -> bool:
-        """Whether clients send the change since their last gradient instead of the gradient."""
-        return self.variant == "client-held"
+    def uploads(self) -> Upload:
+        return Upload.CHANGE if self.variant == "client-held" else Upload.UPDATE
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         weights = client_weights(self.weights, clients, samples)
@@ -58,61 +59,65 @@ class ACE:
         return ClientHeldACE(weights, like, wait=self.warmup == "wait")
 
 
-class _AllClients:
+class AllClientsRule(Rule):
     """Who has reported, and whether the first round is over: the same for all three variants."""
 
+    saved: ClassVar[tuple[str, ...]] = ("_members", "_seen", "_seen_weight")
+
     def __init__(self, weights: list[float], like: Vector, *, wait: bool) -> None:
-        self._weights = weights
+        self._members = Members(weights)
         self._wait = wait
         self._seen: set[int] = set()
-        self._gone: set[int] = set()
-        self._seen_weight = 0.0
+        self._seen_weight = 0.0  # summed anew, in another order, it could differ in the last bit
         self._direction = empty_vector(like)
 
     @property
-    def warming(self) -> bool:
+    def audience(self) -> Audience:
+        return Audience.NEWCOMERS if self._warming else Audience.EVERYBODY
+
+    @property
+    def _warming(self) -> bool:
         """True while nobody may get a second model because some client has not reported its first gradient."""
-        return self._wait and len(self._seen) + len(self._gone) < len(self._weights)
+        return self._wait and not self._members.all_in(self._seen)
 
-    def _see(self, client: int) -> None:
+    def _see(self, client: int) -> float:
+        """Note that the client has reported; its weight."""
+        weight = self._members.weights[client]
         if client not in self._seen:
-            self._gone.discard(client)
+            self._members.absent.discard(client)
             self._seen.add(client)
-            self._seen_weight += self._weights[client]
+            self._seen_weight += weight
+        return weight
 
-    def grow(self, clients: int, weight: float = 1.0) -> None:
-        """Make room for clients that were unknown at the start. Nobody waits for them: the model steps without them."""
-        newcomers = range(len(self._weights), clients)
-        self._gone.update(newcomers)
-        self._weights.extend(weight for _ in newcomers)
+    def join(self, clients: int, weight: float = 1.0) -> None:
+        self._members.join(clients, weight)
 
-    def forget(self, client: int) -> None:
-        """The client has left for good: its update no longer counts, and nobody waits for it."""
+    def leave(self, client: int) -> bool:
         if client in self._seen:
             self._drop(client)
             self._seen.remove(client)
-            self._seen_weight = sum(self._weights[c] for c in sorted(self._seen))
-        self._gone.add(client)
+            self._seen_weight = sum(self._members.weights[c] for c in sorted(self._seen))
+        self._members.absent.add(client)
+        return False
+
+    def lost(self, client: int) -> bool:
+        if client not in self._seen:
+            self._members.absent.add(client)
+        return False
+
+    def give_up(self) -> bool:
+        self._members.absent.update(set(range(len(self._members))) - self._seen)
+        return False
 
     def _drop(self, client: int) -> None:
+        """Take the client's update out of the mean."""
         raise NotImplementedError
 
-    def state_dict(self) -> State:
-        return {
-            "seen": sorted(self._seen),
-            "seen_weight": self._seen_weight,  # summed anew, in another order, it could differ in the last bit
-            "gone": sorted(self._gone),
-            "weights": list(self._weights),
-        }
 
-    def load_state_dict(self, state: State) -> None:
-        self._seen, self._gone = set(state["seen"]), set(state["gone"])
-        self._weights = [float(w) for w in state["weights"]]
-        self._seen_weight = float(state["seen_weight"])
-
-
-class IncrementalACE(_AllClients):
+class IncrementalACE(AllClientsRule):
     """The table and a running sum: what an arrival costs does not depend on the number of clients."""
+
+    saved = (*AllClientsRule.saved, "table", "_total")
 
     def __init__(self, weights: list[float], like: Vector, table: Table, *, wait: bool) -> None:
         super().__init__(weights, like, wait=wait)
@@ -120,15 +125,13 @@ class IncrementalACE(_AllClients):
         self._total = Accumulator(like)
 
     def absorb(self, arrival: Arrival) -> bool:
-        self._see(arrival.client)
-        self.table.exchange(arrival.client, arrival.update, self._total, self._weights[arrival.client])
-        return not self.warming
+        weight = self._see(arrival.client)
+        self.table.exchange(arrival.client, arrival.update, self._total, weight)
+        return not self._warming
 
-    def advance(self, arrival: Arrival, model: Vector, lr: float) -> bool:
-        """`absorb` and the plain step `model -= lr * direction` in one pass over memory; False if no step was due."""
-        self._see(arrival.client)
-        weight = self._weights[arrival.client]
-        if self.warming:
+    def advance(self, arrival: Arrival, model: Vector, lr: float) -> bool | None:
+        weight = self._see(arrival.client)
+        if self._warming:
             self.table.exchange(arrival.client, arrival.update, self._total, weight)
             return False
         self.table.exchange_and_step(arrival.client, arrival.update, self._total, weight, model, lr / self._seen_weight)
@@ -137,24 +140,16 @@ class IncrementalACE(_AllClients):
     def direction(self) -> Vector:
         return torch.mul(self._total.value, 1.0 / self._seen_weight, out=self._direction)
 
-    def grow(self, clients: int, weight: float = 1.0) -> None:
-        super().grow(clients, weight)
+    def join(self, clients: int, weight: float = 1.0) -> None:
+        super().join(clients, weight)
         self.table.grow(clients)
 
     def _drop(self, client: int) -> None:
-        self.table.add_row(client, self._total, -self._weights[client])
+        self.table.add_row(client, self._total, -self._members.weights[client])
         self.table.forget(client)
 
-    def state_dict(self) -> State:
-        return {**super().state_dict(), "table": self.table.state_dict(), "total": self._total.state_dict()}
 
-    def load_state_dict(self, state: State) -> None:
-        super().load_state_dict(state)
-        self.table.load_state_dict(state["table"])
-        self._total.load_state_dict(state["total"])
-
-
-class DirectACE(_AllClients):
+class DirectACE(AllClientsRule):
     """Algorithm 1 as printed: average all rows again at every arrival. Slow on purpose; the others must agree."""
 
     def __init__(self, weights: list[float], like: Vector, *, wait: bool) -> None:
@@ -164,18 +159,18 @@ class DirectACE(_AllClients):
     def absorb(self, arrival: Arrival) -> bool:
         self._see(arrival.client)
         self._rows[arrival.client] = arrival.update
-        return not self.warming
+        return not self._warming
 
     def direction(self) -> Vector:
-        weights = torch.zeros(len(self._weights), dtype=torch.float32)
+        weights = torch.zeros(len(self._members), dtype=torch.float32)
         for client in self._seen:
-            weights[client] = self._weights[client]
+            weights[client] = self._members.weights[client]
         torch.mv(self._rows.T, (weights / weights.sum()).to(self._rows.device), out=self._direction)
         return self._direction
 
-    def grow(self, clients: int, weight: float = 1.0) -> None:
-        added = clients - len(self._weights)
-        super().grow(clients, weight)
+    def join(self, clients: int, weight: float = 1.0) -> None:
+        added = clients - len(self._members)
+        super().join(clients, weight)
         self._rows = torch.cat((self._rows, self._rows.new_zeros(added, self._rows.shape[1])))
 
     def _drop(self, client: int) -> None:
@@ -186,41 +181,36 @@ class DirectACE(_AllClients):
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
-        self._rows = state["rows"].to(self._direction.device).clone()
+        self._rows = state["rows"].to(self._direction.device).clone()  # there may be more clients than at the start
 
 
-class ClientHeldACE(_AllClients):
+class ClientHeldACE(AllClientsRule):
     """The paper's incremental algorithm: clients send differences, the server keeps only their running sum, O(d)."""
+
+    uploads = Upload.CHANGE
+    saved = (*AllClientsRule.saved, "_total")
 
     def __init__(self, weights: list[float], like: Vector, *, wait: bool) -> None:
         super().__init__(weights, like, wait=wait)
         self._total = torch.zeros_like(like, dtype=torch.float64)
 
     def absorb(self, arrival: Arrival) -> bool:
-        self._see(arrival.client)
-        self._total.add_(arrival.update, alpha=self._weights[arrival.client])
-        return not self.warming
+        weight = self._see(arrival.client)
+        self._total.add_(arrival.update, alpha=weight)
+        return not self._warming
 
     def direction(self) -> Vector:
         return self._direction.copy_(self._total).mul_(1.0 / self._seen_weight)
 
-    def forget(self, client: int) -> None:
+    def leave(self, client: int) -> bool:
         """Without a table the server cannot subtract what a client sent, so its last gradient stays in the sum."""
-        if client not in self._seen:
-            self._gone.add(client)
+        return self.lost(client)
 
     def restart(self) -> None:
         """Start the sum anew: from now on every client's next update is its whole gradient again."""
         self._total.zero_()
         self._seen.clear()
         self._seen_weight = 0.0
-
-    def state_dict(self) -> State:
-        return {**super().state_dict(), "total": self._total.clone()}
-
-    def load_state_dict(self, state: State) -> None:
-        super().load_state_dict(state)
-        self._total.copy_(state["total"])
 
 
 class ClientMemory:

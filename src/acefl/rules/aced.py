@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import torch
 
 from acefl.errors import one_of
+from acefl.rules.base import Audience, Members, Method, Rule
 from acefl.rules.settings import WARMUPS, WEIGHTS, check_count, check_table, client_weights, empty_vector
 from acefl.table import Accumulator, Table
-from acefl.types import Arrival, Rule, State, Vector
+from acefl.types import Arrival, State, Vector
 
 FRESHNESS = ("dispatch", "model")
 _NEVER = -1
@@ -24,7 +25,7 @@ _SLACK = 64  # outdated entries of the queue that are not worth a clean-up
 
 
 @dataclass(frozen=True)
-class ACED:
+class ACED(Method):
     """All-Client Engagement, Delay-aware: the mean over A(t), the clients that are fresh enough at step t.
 
     `freshness="dispatch"` is the algorithm line by line: a client counts until `tau` steps after it was last sent a
@@ -48,15 +49,17 @@ class ACED:
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         table = Table(clients, like, encoding=self.table, home=self.home)
-        return ActiveSetRule(self, client_weights(self.weights, clients, samples), like, table)
+        return ACEDRule(self, client_weights(self.weights, clients, samples), like, table)
 
 
-class ActiveSetRule:
+class ACEDRule(Rule):
+    saved = ("_start", "_active", "_active_weight", "_restarting", "_seen", "_members", "table", "_total")
+
     def __init__(self, settings: ACED, weights: list[float], like: Vector, table: Table) -> None:
         self.tau = settings.tau
         self._restarts_on_dispatch = settings.freshness == "dispatch"
         self._wait = settings.warmup == "wait"
-        self._weights = weights
+        self._members = Members(weights)
         self.table = table
         self._total = Accumulator(like)
         self._direction = empty_vector(like)
@@ -64,14 +67,17 @@ class ActiveSetRule:
         self._active: set[int] = set()
         self._active_weight = 0.0
         self._queue: list[tuple[int, int]] = []  # (start, client); an entry whose start is outdated is skipped
-        self._restarting: list[tuple[int, int]] = []  # (version, client): of one version; to be sent version + 1
+        self._restarting: list[list[int]] = []  # [version, client]: of one version; to be sent version + 1
         self._seen: set[int] = set()
-        self._gone: set[int] = set()
 
     @property
-    def warming(self) -> bool:
+    def audience(self) -> Audience:
+        return Audience.NEWCOMERS if self._warming else Audience.EVERYBODY
+
+    @property
+    def _warming(self) -> bool:
         """True while nobody may get a second model because some client has not reported its first gradient."""
-        return self._wait and len(self._seen) + len(self._gone) < len(self._weights)
+        return self._wait and not self._members.all_in(self._seen)
 
     @property
     def active(self) -> frozenset[int]:
@@ -82,45 +88,51 @@ class ActiveSetRule:
         client, now = arrival.client, arrival.version
         self._restart_dispatched(now)
         self._expire(now)
-        self._gone.discard(client)
+        self._members.absent.discard(client)
         self._seen.add(client)
         fresh = now - arrival.trained_on <= self.tau
         if client in self._active and not fresh:
-            self._leave(client)
+            self._deactivate(client)
         if client in self._active:
-            self.table.exchange(client, arrival.update, self._total, self._weights[client])
+            self.table.exchange(client, arrival.update, self._total, self._members.weights[client])
         else:
             self.table.exchange(client, arrival.update, self._total, 0.0)
             if fresh:
-                self._join(client)
+                self._activate(client)
         self._set_start(client, arrival.trained_on)
         if self._restarts_on_dispatch:
-            self._restarting.append((now, client))
-        return not self.warming
+            self._restarting.append([now, client])
+        return not self._warming
 
     def direction(self) -> Vector:
         if not self._active:
             return self._direction.zero_()
         return torch.mul(self._total.value, 1.0 / self._active_weight, out=self._direction)
 
-    def forget(self, client: int) -> None:
-        """The client has left for good: its row no longer counts, and nobody waits for it."""
+    def join(self, clients: int, weight: float = 1.0) -> None:
+        self._start.extend(_NEVER for _ in range(len(self._members), clients))
+        self._members.join(clients, weight)
+        self.table.grow(clients)
+
+    def leave(self, client: int) -> bool:
         if client in self._active:
-            self._leave(client)
+            self._deactivate(client)
         if client in self._seen:
             self.table.forget(client)
             self._seen.remove(client)
         self._start[client] = _NEVER
         self._restarting = [entry for entry in self._restarting if entry[1] != client]
-        self._gone.add(client)
+        self._members.absent.add(client)
+        return False
 
-    def grow(self, clients: int, weight: float = 1.0) -> None:
-        """Make room for clients that were unknown at the start. Nobody waits for them: the model steps without them."""
-        newcomers = range(len(self._weights), clients)
-        self._gone.update(newcomers)
-        self._weights.extend(weight for _ in newcomers)
-        self._start.extend(_NEVER for _ in newcomers)
-        self.table.grow(clients)
+    def lost(self, client: int) -> bool:
+        if client not in self._seen:
+            self._members.absent.add(client)
+        return False
+
+    def give_up(self) -> bool:
+        self._members.absent.update(set(range(len(self._members))) - self._seen)
+        return False
 
     def _restart_dispatched(self, now: int) -> None:
         """After the step an arrival triggered, its client is sent the new model: its clock restarts and it counts."""
@@ -129,7 +141,7 @@ class ActiveSetRule:
         for version, client in self._restarting:
             self._set_start(client, version + 1)
             if client not in self._active:
-                self._join(client)
+                self._activate(client)
         self._restarting.clear()
 
     def _expire(self, now: int) -> None:
@@ -137,7 +149,7 @@ class ActiveSetRule:
         while queue and queue[0][0] + self.tau < now:
             start, client = heapq.heappop(queue)
             if self._start[client] == start and client in self._active:
-                self._leave(client)
+                self._deactivate(client)
 
     def _set_start(self, client: int, start: int) -> None:
         if self._start[client] != start:
@@ -150,38 +162,19 @@ class ActiveSetRule:
         """The queue without its outdated entries: a sorted list is a heap."""
         return sorted((start, client) for client, start in enumerate(self._start) if start != _NEVER)
 
-    def _join(self, client: int) -> None:
-        self.table.add_row(client, self._total, self._weights[client])
+    def _activate(self, client: int) -> None:
+        self.table.add_row(client, self._total, self._members.weights[client])
         self._active.add(client)
-        self._active_weight += self._weights[client]
+        self._active_weight += self._members.weights[client]
 
-    def _leave(self, client: int) -> None:
-        self.table.add_row(client, self._total, -self._weights[client])
+    def _deactivate(self, client: int) -> None:
+        self.table.add_row(client, self._total, -self._members.weights[client])
         self._active.remove(client)
-        self._active_weight -= self._weights[client]
+        self._active_weight -= self._members.weights[client]
         if not self._active:
             self._total.zero_()
             self._active_weight = 0.0
 
-    def state_dict(self) -> State:
-        return {
-            "start": list(self._start),
-            "active": sorted(self._active),
-            "active_weight": self._active_weight,
-            "restarting": [list(entry) for entry in self._restarting],
-            "seen": sorted(self._seen),
-            "gone": sorted(self._gone),
-            "weights": list(self._weights),
-            "table": self.table.state_dict(),
-            "total": self._total.state_dict(),
-        }
-
     def load_state_dict(self, state: State) -> None:
-        self._start = [int(start) for start in state["start"]]
-        self._active, self._seen, self._gone = set(state["active"]), set(state["seen"]), set(state["gone"])
-        self._active_weight = float(state["active_weight"])
+        super().load_state_dict(state)
         self._queue = self._current_queue()
-        self._restarting = [(int(version), int(client)) for version, client in state["restarting"]]
-        self._weights = [float(w) for w in state["weights"]]
-        self.table.load_state_dict(state["table"])
-        self._total.load_state_dict(state["total"])

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from acefl.rules.base import Method, Rule
 from acefl.rules.fedbuff import FedBuff
-from acefl.types import Rule, Vector
+from acefl.types import Vector
 
 
 @dataclass(frozen=True)
-class ASGD:
+class ASGD(Method):
     """One arrival, one step on it: FedBuff with a buffer of one. Fast clients move the model more often."""
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
+from acefl.rules.base import Buffered, Rule
 from acefl.rules.settings import check_count, check_table, empty_vector
 from acefl.table import Accumulator, Table
-from acefl.types import Arrival, Rule, State, Vector
+from acefl.types import Arrival, Vector
 
 
 @dataclass(frozen=True)
-class CA2FL:
+class CA2FL(Buffered):
     """Steps on h + Δ / |S| once `buffer` updates are in.
 
     h is the mean over all clients of their cached updates when the buffer was last emptied, Δ the sum of what each
@@ -31,10 +32,12 @@ class CA2FL:
         check_table(self.table, self.home)
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
-        return CalibratedBufferRule(like, self.buffer, Table(clients, like, encoding=self.table, home=self.home))
+        return CA2FLRule(like, self.buffer, Table(clients, like, encoding=self.table, home=self.home))
 
 
-class CalibratedBufferRule:
+class CA2FLRule(Rule):
+    saved = ("table", "_total", "_before", "_in_buffer", "_leaving", "_gone", "_count")
+
     def __init__(self, like: Vector, buffer: int, table: Table) -> None:
         self._buffer = buffer
         self.table = table
@@ -45,11 +48,8 @@ class CalibratedBufferRule:
         self._leaving: set[int] = set()  # left for good while in the buffer: they count until it is emptied
         self._gone: set[int] = set()
         self._count = 0
-        self._taken = False
 
     def absorb(self, arrival: Arrival) -> bool:
-        if self._taken:
-            self._start_round()
         self._leaving.discard(arrival.client)
         self._gone.discard(arrival.client)
         self.table.exchange(arrival.client, arrival.update, self._total, 1.0)
@@ -58,52 +58,34 @@ class CalibratedBufferRule:
         return self._count >= self._buffer
 
     def direction(self) -> Vector:
-        self._taken = True
         change = torch.sub(self._total.value, self._before, out=self._direction)  # Δ
         counting = self.table.clients - len(self._gone)
         return change.mul_(1.0 / len(self._in_buffer)).add_(self._before, alpha=1.0 / counting)
 
-    def forget(self, client: int) -> None:
-        """The client has left for good: its cached update no longer counts, but what it sent to this buffer does."""
-        if client in self._in_buffer:
-            self._leaving.add(client)
-            return
-        self.table.add_row(client, self._before, -1.0)
-        self._drop(client)
-
-    def _drop(self, client: int) -> None:
-        self.table.add_row(client, self._total, -1.0)
-        self.table.forget(client)
-        self._gone.add(client)
-
-    def grow(self, clients: int, weight: float = 1.0) -> None:
-        """Make room for clients that were unknown at the start; the mean is over them too from now on."""
-        self.table.grow(clients)
-
-    def _start_round(self) -> None:
+    def clear(self) -> None:
         for client in sorted(self._leaving):
             self._drop(client)
         self._leaving.clear()
         self._before.copy_(self._total.value)
         self._in_buffer.clear()
-        self._count, self._taken = 0, False
+        self._count = 0
 
-    def state_dict(self) -> State:
-        return {
-            "total": self._total.state_dict(),
-            "before": self._before.clone(),
-            "in_buffer": sorted(self._in_buffer),
-            "leaving": sorted(self._leaving),
-            "gone": sorted(self._gone),
-            "count": self._count,
-            "taken": self._taken,
-            "table": self.table.state_dict(),
-        }
+    def join(self, clients: int, weight: float = 1.0) -> None:
+        """The mean is over newcomers too from now on."""
+        self.table.grow(clients)
 
-    def load_state_dict(self, state: State) -> None:
-        self._total.load_state_dict(state["total"])
-        self._before.copy_(state["before"])
-        self._in_buffer, self._leaving = set(state["in_buffer"]), set(state["leaving"])
-        self._gone = set(state["gone"])
-        self._count, self._taken = int(state["count"]), bool(state["taken"])
-        self.table.load_state_dict(state["table"])
+    def leave(self, client: int) -> bool:
+        """Its cached update no longer counts, but what it sent to this buffer does."""
+        if client in self._in_buffer:
+            self._leaving.add(client)
+        else:
+            self.table.add_row(client, self._before, -1.0)
+            self._drop(client)
+            if not self._count:
+                self._before.copy_(self._total.value)
+        return False
+
+    def _drop(self, client: int) -> None:
+        self.table.add_row(client, self._total, -1.0)
+        self.table.forget(client)
+        self._gone.add(client)

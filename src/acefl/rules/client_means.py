@@ -8,12 +8,15 @@ import os
 import torch
 
 from acefl.rules.settings import empty_vector
+from acefl.state import Stateful
 from acefl.table import Accumulator, Table
-from acefl.types import State, Vector
+from acefl.types import Vector
 
 
-class ClientMeans:
+class ClientMeans(Stateful):
     """Rows hold the mean of what a client has sent since the last `clear`; an arrival costs O(d)."""
+
+    saved = ("_table", "_total", "counts")
 
     def __init__(self, clients: int, like: Vector, home: str | os.PathLike[str] = "memory") -> None:
         self._table = Table(clients, like, home=home)
@@ -46,15 +49,3 @@ class ClientMeans:
 
     def grow(self, clients: int) -> None:
         self._table.grow(clients)
-
-    def state_dict(self) -> State:
-        return {
-            "table": self._table.state_dict(),
-            "total": self._total.state_dict(),
-            "counts": [[client, count] for client, count in self.counts.items()],
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        self._table.load_state_dict(state["table"])
-        self._total.load_state_dict(state["total"])
-        self.counts = {client: count for client, count in state["counts"]}

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from acefl.rules.fedbuff import BufferRule
+from acefl.rules.base import Method, Rule
+from acefl.rules.fedbuff import FedBuffRule
 from acefl.rules.settings import check_count
-from acefl.types import Rule, Vector
+from acefl.types import Vector
 
 
 @dataclass(frozen=True)
-class DelayAdaptiveASGD:
+class DelayAdaptiveASGD(Method):
     """The full step while staleness is at most `threshold`, else the step times threshold / staleness.
 
     The paper asks for less than min(lr, 1 / (4 L staleness)) beyond the threshold; L is unknown in practice, and
@@ -27,4 +28,4 @@ class DelayAdaptiveASGD:
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         threshold = self.threshold or clients
-        return BufferRule(like, 1, lambda staleness: min(1.0, threshold / max(staleness, 1)))
+        return FedBuffRule(like, 1, lambda staleness: min(1.0, threshold / max(staleness, 1)))

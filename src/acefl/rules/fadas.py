@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from acefl.optimizers import Adam
-from acefl.rules.fedbuff import BufferRule
+from acefl.rules.base import Buffered, Rule
+from acefl.rules.fedbuff import FedBuffRule
 from acefl.rules.settings import check_count
-from acefl.types import Arrival, Rule, State, Vector
+from acefl.types import Arrival, Vector
 
 
 @dataclass(frozen=True)
-class FADAS:
+class FADAS(Buffered):
     """AMSGrad on the mean of `buffer` updates. `lr` is AMSGrad's.
 
     With `threshold`, a step whose stalest update is older than that is made with min(lr, 1 / that staleness).
@@ -37,11 +38,13 @@ class FADAS:
         return Adam(self.beta1, self.beta2, self.epsilon, amsgrad=True)
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
-        return DelayAdaptiveBufferRule(like, self.buffer, self.threshold, self.optimizer)
+        return FADASRule(like, self.buffer, self.threshold, self.optimizer)
 
 
-class DelayAdaptiveBufferRule(BufferRule):
+class FADASRule(FedBuffRule):
     """A plain buffer that knows how stale its stalest update is."""
+
+    saved = (*FedBuffRule.saved, "_stalest")
 
     def __init__(self, like: Vector, buffer: int, threshold: int | None, optimizer: Adam) -> None:
         super().__init__(like, buffer, lambda staleness: 1.0)
@@ -50,17 +53,13 @@ class DelayAdaptiveBufferRule(BufferRule):
         self._stalest = 0  # the paper's tau_max
 
     def absorb(self, arrival: Arrival) -> bool:
-        self._stalest = max(0 if self._taken else self._stalest, arrival.staleness)
+        self._stalest = max(self._stalest, arrival.staleness)
         return super().absorb(arrival)
 
     def rate(self, lr: float) -> float:
-        """The learning rate of the step that is due."""
         patient = self._threshold is None or self._stalest <= self._threshold
         return lr if patient else min(lr, 1.0 / self._stalest)
 
-    def state_dict(self) -> State:
-        return {**super().state_dict(), "stalest": self._stalest}
-
-    def load_state_dict(self, state: State) -> None:
-        super().load_state_dict(state)
-        self._stalest = int(state["stalest"])
+    def clear(self) -> None:
+        super().clear()
+        self._stalest = 0

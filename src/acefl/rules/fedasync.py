@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from acefl.errors import one_of, require_number
-from acefl.rules.fedbuff import BufferRule
-from acefl.types import Rule, Vector
+from acefl.rules.base import Method, Rule, Upload
+from acefl.rules.fedbuff import FedBuffRule
+from acefl.types import Vector
 
 STALENESS = ("constant", "polynomial", "hinge")
 
 
 @dataclass(frozen=True)
-class FedAsync:
+class FedAsync(Method):
     """w <- (1 - alpha_t) w + alpha_t w_i, where w_i is the model the client ended with, and alpha_t = alpha * s(tau).
 
     s is 1 (`constant`), (1 + tau)^-a (`polynomial`), or 1 up to a staleness of b and 1 / (a (tau - b) + 1) beyond
@@ -27,7 +28,7 @@ class FedAsync:
     a: float | None = None  # None: the paper's 0.5 for polynomial, 10 for hinge
     b: float = 4.0
 
-    mixes_models = True
+    uploads = Upload.MODEL
 
     def __post_init__(self) -> None:
         one_of("staleness", self.staleness, STALENESS)
@@ -37,7 +38,7 @@ class FedAsync:
         require_number("b", self.b, lambda b: b >= 0, "a finite number of at least 0")
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
-        return MixingRule(like, self._weight)
+        return FedAsyncRule(like, self._weight)
 
     def _weight(self, staleness: int) -> float:
         if self.staleness == "polynomial":
@@ -47,13 +48,13 @@ class FedAsync:
         return self.alpha
 
 
-class MixingRule(BufferRule):
+class FedAsyncRule(FedBuffRule):
     """Given how far a client's model lies from the current one, w - w_i, the direction is alpha_t times that.
 
     Of several that come before one step, the mean.
     """
 
-    mixes_models = True
+    uploads = Upload.MODEL
 
     def __init__(self, like: Vector, weigh: Callable[[int], float]) -> None:
         super().__init__(like, 1, weigh)

@@ -10,12 +10,13 @@ import torch
 
 from acefl.errors import one_of
 from acefl.optimizers import Adam
+from acefl.rules.base import Audience, Members, Method, Rule
 from acefl.rules.settings import WEIGHTS, check_count, client_weights, empty_vector
-from acefl.types import Arrival, Rule, State, Vector
+from acefl.types import Arrival, Vector
 
 
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(Method):
     """Rounds: everybody is sent the model, nobody gets another until all have reported; then a step on their mean.
 
     `cohort` draws so many clients for each round (in simulations); None takes everybody. A round does not wait for
@@ -26,29 +27,30 @@ class FedAvg:
     cohort: int | None = None  # the paper's m = C * K
     weights: str = "uniform"
 
-    synchronous = True
+    rounds = True
+    arrivals_per_step = None
 
     def __post_init__(self) -> None:
-        _check(self.cohort, self.weights)
+        if self.cohort is not None:
+            check_count("cohort", self.cohort)
+        one_of("weights", self.weights, WEIGHTS)
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
-        return RoundRule(client_weights(self.weights, clients, samples), like, self.cohort)
+        rule = FedAvgRule(client_weights(self.weights, clients, samples), like, self.cohort)
+        rule.optimizer = self.optimizer
+        return rule
 
 
 @dataclass(frozen=True)
-class FedAdam:
+class FedAdam(FedAvg):
     """FedAvg's rounds with Adam on the server. `lr` is Adam's."""
 
-    cohort: int | None = None
-    weights: str = "uniform"
     beta1: float = 0.9
     beta2: float = 0.99
     epsilon: float = 1e-3  # the paper's tau
 
-    synchronous = True
-
     def __post_init__(self) -> None:
-        _check(self.cohort, self.weights)
+        super().__post_init__()
         self.optimizer  # noqa: B018  # refuses wrong settings
 
     @property
@@ -56,104 +58,69 @@ class FedAdam:
         """What the server steps with."""
         return Adam(self.beta1, self.beta2, self.epsilon)
 
-    def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
-        rule = RoundRule(client_weights(self.weights, clients, samples), like, self.cohort)
-        rule.optimizer = self.optimizer
-        return rule
 
-
-def _check(cohort: int | None, weights: str) -> None:
-    if cohort is not None:
-        check_count("cohort", cohort)
-    one_of("weights", weights, WEIGHTS)
-
-
-class RoundRule:
+class FedAvgRule(Rule):
     """The mean of what the clients of a round report, once all have.
 
-    `warming` while some have and some have not: whoever has, waits. `closed` while the clients that were drawn are at
-    work. `due` when a round is over although nobody came: the last one that was awaited will not.
+    Whoever has reported waits for the others; while the clients that were drawn are at work, nobody is sent a model.
     """
 
-    optimizer: Adam | None = None
-    needs_everybody = True  # so nobody waits for a client whose work is lost, until it reports again
+    saved = ("_members", "_sum", "_weight", "_reported", "_over")
 
     def __init__(self, weights: list[float], like: Vector, cohort: int | None) -> None:
-        self._weights = weights
+        self._members = Members(weights)
         self._cohort = cohort
         self._sum = empty_vector(like)
         self._direction = empty_vector(like)
         self._weight = 0.0
         self._reported: set[int] = set()
-        self._gone: set[int] = set()
-        self._over = self._taken = False
+        self._over = False
 
     @property
-    def warming(self) -> bool:
-        """True while somebody has reported in this round and somebody has not."""
-        return bool(self._reported) and not self._taken and not self._complete
-
-    @property
-    def closed(self) -> bool:
-        return self._cohort is not None and self.warming
-
-    @property
-    def due(self) -> bool:
-        return bool(self._reported) and not self._taken and self._complete
+    def audience(self) -> Audience:
+        if not self._reported or self._complete:
+            return Audience.EVERYBODY
+        return Audience.NEWCOMERS if self._cohort is None else Audience.NOBODY
 
     @property
     def _complete(self) -> bool:
-        there = len(self._weights) - len(self._gone - self._reported)
+        there = len(self._members) - len(self._members.absent - self._reported)
         return self._over or len(self._reported) >= min(there, self._cohort or there)
 
-    def absorb(self, arrival: Arrival) -> bool:
-        if self._taken:
-            self._start_round()
-        client = arrival.client
-        self._gone.discard(client)
-        if arrival.staleness == 0:
-            self._sum.add_(arrival.update, alpha=self._weights[client])
-            self._weight += self._weights[client]
-            self._reported.add(client)
-        return self.due
+    @property
+    def _due(self) -> bool:
+        return bool(self._reported) and self._complete
 
-    def _start_round(self) -> None:
+    def absorb(self, arrival: Arrival) -> bool:
+        client = arrival.client
+        self._members.absent.discard(client)
+        if arrival.staleness == 0:
+            weight = self._members.weights[client]
+            self._sum.add_(arrival.update, alpha=weight)
+            self._weight += weight
+            self._reported.add(client)
+        return self._due
+
+    def direction(self) -> Vector:
+        return torch.mul(self._sum, 1.0 / self._weight, out=self._direction)
+
+    def clear(self) -> None:
         self._sum.zero_()
         self._weight = 0.0
         self._reported.clear()
-        self._over = self._taken = False
+        self._over = False
 
-    def direction(self) -> Vector:
-        self._taken = True
-        return torch.mul(self._sum, 1.0 / self._weight, out=self._direction)
+    def join(self, clients: int, weight: float = 1.0) -> None:
+        self._members.join(clients, weight)
 
-    def close_round(self) -> None:
-        """Nobody is at work who could still report: the round is over."""
+    def leave(self, client: int) -> bool:
+        """What it has reported counts."""
+        return self.lost(client)
+
+    def lost(self, client: int) -> bool:
+        self._members.absent.add(client)
+        return self._due
+
+    def give_up(self) -> bool:
         self._over = True
-
-    def grow(self, clients: int, weight: float = 1.0) -> None:
-        """Make room for clients that were unknown at the start. Nobody waits for them until they have come once."""
-        self._gone.update(range(len(self._weights), clients))
-        self._weights.extend([weight] * (clients - len(self._weights)))
-
-    def forget(self, client: int) -> None:
-        """The client has left, or its work is lost: nobody waits for it. What it has reported counts."""
-        self._gone.add(client)
-
-    def state_dict(self) -> State:
-        return {
-            "weights": list(self._weights),
-            "sum": self._sum.clone(),
-            "weight": self._weight,
-            "reported": sorted(self._reported),
-            "gone": sorted(self._gone),
-            "over": self._over,
-            "taken": self._taken,
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        self._weights = [float(weight) for weight in state["weights"]]
-        self._sum.copy_(state["sum"])
-        self._weight = float(state["weight"])
-        self._reported, self._gone = set(state["reported"]), set(state["gone"])
-        self._over, self._taken = bool(state["over"]), bool(state["taken"])
+        return self._due

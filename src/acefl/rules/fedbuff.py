@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from acefl.errors import one_of
+from acefl.rules.base import Buffered, Rule
 from acefl.rules.settings import check_count, empty_vector
-from acefl.types import Arrival, Rule, State, Vector
+from acefl.types import Arrival, Vector
 
 STALENESS = ("none", "sqrt")
 
 
 @dataclass(frozen=True)
-class FedBuff:
+class FedBuff(Buffered):
     """The mean of `buffer` updates per step; `staleness="sqrt"` weighs each by 1 / sqrt(1 + staleness).
 
     A client's update is divided by nothing, as in the paper: with one local step of size lr_local the effective step is
@@ -32,7 +34,7 @@ class FedBuff:
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         weigh = _inverse_root if self.staleness == "sqrt" else _one
-        return BufferRule(like, self.buffer, weigh)
+        return FedBuffRule(like, self.buffer, weigh)
 
 
 def _one(staleness: int) -> float:
@@ -43,11 +45,13 @@ def _inverse_root(staleness: int) -> float:
     return 1.0 / math.sqrt(1.0 + staleness)
 
 
-class BufferRule:
+class FedBuffRule(Rule):
     """Steps once `buffer` updates are in; what a busy server absorbs beyond that before it steps joins the same mean.
 
     Vanilla ASGD and its delay-adaptive form are this rule with a buffer of one.
     """
+
+    saved: ClassVar[tuple[str, ...]] = ("_sum", "_count")
 
     def __init__(self, like: Vector, buffer: int, weigh: Callable[[int], float]) -> None:
         self._buffer = buffer
@@ -55,25 +59,18 @@ class BufferRule:
         self._sum = empty_vector(like)
         self._direction = empty_vector(like)
         self._count = 0
-        self._taken = False
 
     def absorb(self, arrival: Arrival) -> bool:
         weight = self.weigh(arrival.staleness)
-        if self._taken or self._count == 0:
+        if self._count == 0:
             torch.mul(arrival.update, weight, out=self._sum)
-            self._count, self._taken = 1, False
         else:
             self._sum.add_(arrival.update, alpha=weight)
-            self._count += 1
+        self._count += 1
         return self._count >= self._buffer
 
     def direction(self) -> Vector:
-        self._taken = True
         return torch.div(self._sum, self._count, out=self._direction) if self._count > 1 else self._sum
 
-    def state_dict(self) -> State:
-        return {"sum": self._sum.clone(), "count": self._count, "taken": self._taken}
-
-    def load_state_dict(self, state: State) -> None:
-        self._sum.copy_(state["sum"])
-        self._count, self._taken = int(state["count"]), bool(state["taken"])
+    def clear(self) -> None:
+        self._count = 0

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
+from acefl.rules.base import Method, Rule, Upload
 from acefl.rules.settings import check_count, empty_vector
-from acefl.types import Arrival, Rule, State, Vector
+from acefl.types import Arrival, State, Vector
 
 
 @dataclass(frozen=True)
-class FedFa:
+class FedFa(Method):
     """From the `window`-th arrival on, every arrival makes the model the mean of the last `window` clients' models.
 
     `lr` is the clients' learning rate; what a client with local steps of its own sends is taken whole with lr=1.
@@ -20,35 +21,33 @@ class FedFa:
 
     window: int = 5  # the paper's K
 
-    mixes_models = True
+    uploads = Upload.MODEL
 
     def __post_init__(self) -> None:
         check_count("window", self.window)
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
-        return WindowRule(like, self.window)
+        return FedFaRule(like, self.window)
 
 
-class WindowRule:
+class FedFaRule(Rule):
     """Keeps clients' models as distances from the model at the start, to subtract from it like every update.
 
     The rule is given how far a client's model lies from the current one, and knows how far that one lies from the
     start: the mean of the window at the last step. What comes in one turn has the order in which it was sent out.
     """
 
-    mixes_models = True
+    uploads = Upload.MODEL
+
+    saved = ("_position",)
 
     def __init__(self, like: Vector, window: int) -> None:
         self._window = window
         self._models: list[tuple[int, int, Vector]] = []  # (version when it came, order, start - model), oldest first
         self._position = empty_vector(like)  # start - current model
         self._direction = empty_vector(like)
-        self._taken = False
 
     def absorb(self, arrival: Arrival) -> bool:
-        if self._taken:
-            self._position.add_(self._direction)
-            self._taken = False
         order = arrival.task if arrival.version else len(self._models)  # until the first step turns share a version
         self._models.append((arrival.version, order, self._position + arrival.update))
         self._models.sort(key=lambda entry: entry[:2])
@@ -56,22 +55,18 @@ class WindowRule:
         return len(self._models) == self._window
 
     def direction(self) -> Vector:
-        self._taken = True
         torch.mean(torch.stack([model for _, _, model in self._models]), dim=0, out=self._direction)
         return self._direction.sub_(self._position)
 
+    def clear(self) -> None:
+        self._position.add_(self._direction)
+
     def state_dict(self) -> State:
-        return {
-            "entries": [[version, task] for version, task, _ in self._models],
-            "models": [model.clone() for _, _, model in self._models],
-            "position": self._position.clone(),
-            "taken": self._taken,
-        }
+        entries = [[version, order] for version, order, _ in self._models]
+        models = [model.clone() for _, _, model in self._models]
+        return {**super().state_dict(), "entries": entries, "models": models}
 
     def load_state_dict(self, state: State) -> None:
-        self._position.copy_(state["position"])
+        super().load_state_dict(state)
         models = [torch.empty_like(self._position).copy_(model) for model in state["models"]]
         self._models = [(version, task, model) for (version, task), model in zip(state["entries"], models, strict=True)]
-        self._taken = bool(state["taken"])
-        if self._taken:
-            self.direction()

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from acefl.errors import require, require_number
+from acefl.rules.base import Members, Method, Rule
 from acefl.rules.client_means import ClientMeans
-from acefl.types import Arrival, Rule, State, Vector
+from acefl.types import Arrival, Vector
 
 _NEARLY = 1.0 - 1e-12  # a harmonic mean of equal counts may be rounded below them
 
 
 @dataclass(frozen=True)
-class MaleniaSGD:
+class MaleniaSGD(Method):
     """A step on the mean over clients of their mean gradients at the current model, once enough are in.
 
     Enough is when the harmonic mean of the clients' numbers of gradients reaches `batch`; with `batch=1`, when
@@ -30,24 +31,23 @@ class MaleniaSGD:
         require(bool(str(self.home)), "home is empty; allowed: 'memory', 'device' or a path")
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
-        return CollectingRule(clients, ClientMeans(clients, like, self.home), self.batch)
+        return MaleniaRule(clients, ClientMeans(clients, like, self.home), self.batch)
+
+    @property
+    def arrivals_per_step(self) -> int | None:
+        return None
 
 
-class CollectingRule:
-    needs_everybody = True  # so nobody waits for a client whose work is lost, until it reports again
+class MaleniaRule(Rule):
+    saved = ("_members", "_means")
 
     def __init__(self, clients: int, means: ClientMeans, batch: float) -> None:
-        self._clients = clients
+        self._members = Members([1.0] * clients)
         self._means = means
         self._batch = batch
-        self._gone: set[int] = set()  # whom nobody waits for
-        self._taken = False
 
     def absorb(self, arrival: Arrival) -> bool:
-        if self._taken:
-            self._means.clear()
-            self._taken = False
-        self._gone.discard(arrival.client)
+        self._members.absent.discard(arrival.client)
         if arrival.staleness > 0:
             return False
         self._means.add(arrival.client, arrival.update)
@@ -55,32 +55,24 @@ class CollectingRule:
 
     def _is_enough(self) -> bool:
         counts = self._means.counts
-        waiting = len(counts) + len(self._gone - counts.keys()) < self._clients
-        return not waiting and len(counts) / sum(1.0 / count for count in counts.values()) >= self._batch * _NEARLY
+        if not self._members.all_in(counts.keys()):
+            return False
+        return len(counts) / sum(1.0 / count for count in counts.values()) >= self._batch * _NEARLY
 
     def direction(self) -> Vector:
-        self._taken = True
         return self._means.mean()
 
-    def grow(self, clients: int, weight: float = 1.0) -> None:
-        """Make room for clients that were unknown at the start. Nobody waits for them until they have come once."""
-        self._gone.update(range(self._clients, clients))
-        self._clients = clients
+    def clear(self) -> None:
+        self._means.clear()
+
+    def join(self, clients: int, weight: float = 1.0) -> None:
+        self._members.join(clients)
         self._means.grow(clients)
 
-    def forget(self, client: int) -> None:
-        """The client has left, or its work is lost: nobody waits for it. What it has sent for this step counts."""
-        self._gone.add(client)
+    def leave(self, client: int) -> bool:
+        """What it has sent for this step counts."""
+        return self.lost(client)
 
-    def state_dict(self) -> State:
-        return {
-            "means": self._means.state_dict(),
-            "clients": self._clients,
-            "gone": sorted(self._gone),
-            "taken": self._taken,
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        self._means.load_state_dict(state["means"])
-        self._clients, self._gone = int(state["clients"]), set(state["gone"])
-        self._taken = bool(state["taken"])
+    def lost(self, client: int) -> bool:
+        self._members.absent.add(client)
+        return False

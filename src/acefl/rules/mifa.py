@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 from acefl.errors import one_of
 from acefl.rules.ace import IncrementalACE
+from acefl.rules.base import Buffered, Rule
 from acefl.rules.settings import WARMUPS, check_count, check_table
 from acefl.table import Table
-from acefl.types import Arrival, Rule, State, Vector
+from acefl.types import Arrival, Vector
 
 
 @dataclass(frozen=True)
-class MIFA:
+class MIFA(Buffered):
     """After every `buffer` arrivals, a step on the mean over all clients of their latest updates.
 
     A round is over when `buffer` clients have been active, whoever they are. With `buffer=1` this is ACE: what MIFA
@@ -35,44 +36,25 @@ class MIFA:
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         table = Table(clients, like, encoding=self.table, home=self.home)
-        return RoundsOfMemoryRule(self.buffer, IncrementalACE([1.0] * clients, like, table, wait=self.warmup == "wait"))
+        return MIFARule(self.buffer, clients, like, table, wait=self.warmup == "wait")
 
 
-class RoundsOfMemoryRule:
+class MIFARule(IncrementalACE):
     """ACE's table and mean, asked once per round."""
 
-    def __init__(self, buffer: int, memory: IncrementalACE) -> None:
-        self._buffer = buffer
-        self._memory = memory
-        self.table = memory.table
-        self._active = 0  # arrivals of this round
-        self._taken = False
+    saved = (*IncrementalACE.saved, "_arrivals")
 
-    @property
-    def warming(self) -> bool:
-        """True while nobody may get a second model because some client has not reported its first update."""
-        return self._memory.warming
+    def __init__(self, buffer: int, clients: int, like: Vector, table: Table, *, wait: bool) -> None:
+        super().__init__([1.0] * clients, like, table, wait=wait)
+        self._buffer = buffer
+        self._arrivals = 0  # of this round
 
     def absorb(self, arrival: Arrival) -> bool:
-        self._active = 1 if self._taken else self._active + 1
-        self._taken = False
-        return self._memory.absorb(arrival) and self._active >= self._buffer
+        self._arrivals += 1
+        return super().absorb(arrival) and self._arrivals >= self._buffer
 
-    def direction(self) -> Vector:
-        self._taken = True
-        return self._memory.direction()
+    def advance(self, arrival: Arrival, model: Vector, lr: float) -> bool | None:
+        return None
 
-    def grow(self, clients: int, weight: float = 1.0) -> None:
-        """Make room for clients that were unknown at the start. Nobody waits for them; all count the same."""
-        self._memory.grow(clients)
-
-    def forget(self, client: int) -> None:
-        """The client has left for good: its update no longer counts, and nobody waits for it."""
-        self._memory.forget(client)
-
-    def state_dict(self) -> State:
-        return {"memory": self._memory.state_dict(), "active": self._active, "taken": self._taken}
-
-    def load_state_dict(self, state: State) -> None:
-        self._memory.load_state_dict(state["memory"])
-        self._active, self._taken = int(state["active"]), bool(state["taken"])
+    def clear(self) -> None:
+        self._arrivals = 0

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from acefl.errors import require
+from acefl.rules.base import Members, Method, Rule
 from acefl.rules.client_means import ClientMeans
-from acefl.types import Arrival, Rule, State, Vector
+from acefl.types import Arrival, State, Vector
 
 
 @dataclass(frozen=True)
-class RingleaderASGD:
+class RingleaderASGD(Method):
     """Steps on the mean over clients of their mean gradients of the round; staleness is at most 2n - 2 steps.
 
     First collect until everybody has sent something: no step. Then one step per client, made when it comes for the
@@ -30,34 +31,36 @@ class RingleaderASGD:
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         second = self.home if self.home in ("memory", "device") else f"{os.fspath(self.home)}-next"
         tables = ClientMeans(clients, like, self.home), ClientMeans(clients, like, second)
-        return TwoPhaseRule(clients, *tables)
+        return RingleaderRule(clients, *tables)
+
+    @property
+    def arrivals_per_step(self) -> int | None:
+        return None
 
 
-class TwoPhaseRule:
-    needs_everybody = True  # so nobody waits for a client whose work is lost, until it reports again
+class RingleaderRule(Rule):
+    saved = ("_members", "_collecting", "_owed", "_due", "_opening")
 
     def __init__(self, clients: int, current: ClientMeans, following: ClientMeans) -> None:
+        self._members = Members([1.0] * clients)
         self._tables = [current, following]  # the first is this round's; they change places
         self._swapped = False
-        self._clients = clients
-        self._gone: set[int] = set()  # whom nobody waits for
-        self._owed: set[int] | None = None  # who has not had its step yet; None while collecting
-        self._due = self._taken = False
+        self._collecting = True
+        self._owed: set[int] = set()  # who has not had its step yet, once everything is collected
+        self._due = False
         self._opening = False  # whoever comes along with the last one is collected with it, in whatever order they come
 
     def absorb(self, arrival: Arrival) -> bool:
-        if self._taken:
-            self._due = self._opening = self._taken = False
-        if self._owed == set() and not self._due:
+        if not self._collecting and not self._owed and not self._due:
             self._start_round()
         client = arrival.client
-        self._gone.discard(client)
+        self._members.absent.discard(client)
         current, following = self._tables
-        if self._owed is None:
+        if self._collecting:
             current.add(client, arrival.update)
-            if self._everybody_came():
-                self._owed = current.counts.keys() - {client} - self._gone
-                self._due = self._opening = True
+            if self._members.all_in(current.counts.keys()):
+                self._owed = current.counts.keys() - {client} - self._members.absent
+                self._collecting, self._due, self._opening = False, True, True
         elif client in self._owed:
             current.add(client, arrival.update)
             if not self._opening:
@@ -67,57 +70,46 @@ class TwoPhaseRule:
             following.add(client, arrival.update)
         return self._due
 
-    def _everybody_came(self) -> bool:
-        came = self._tables[0].counts.keys()
-        return len(came) + len(self._gone - came) == self._clients
-
     def _start_round(self) -> None:
+        self._swap()
+        self._tables[1].clear()
+        self._collecting = True
+
+    def _swap(self) -> None:
         self._tables.reverse()
         self._swapped = not self._swapped
-        self._tables[1].clear()
-        self._owed = None
 
     def direction(self) -> Vector:
-        self._taken = True
         return self._tables[0].mean()
 
-    def grow(self, clients: int, weight: float = 1.0) -> None:
-        """Make room for clients that were unknown at the start. Nobody waits for them until they have come once."""
-        self._gone.update(range(self._clients, clients))
-        self._clients = clients
+    def clear(self) -> None:
+        self._due = self._opening = False
+
+    def join(self, clients: int, weight: float = 1.0) -> None:
+        self._members.join(clients)
         for table in self._tables:
             table.grow(clients)
 
-    def forget(self, client: int) -> None:
-        """The client has left, or its work is lost: nobody waits for it until it reports again.
+    def leave(self, client: int) -> bool:
+        """What it has sent for this round counts to the round's end."""
+        return self.lost(client)
 
-        What it has sent for this round counts to the round's end.
-        """
-        self._gone.add(client)
-        if self._owed:
-            self._owed.discard(client)
+    def lost(self, client: int) -> bool:
+        self._members.absent.add(client)
+        self._owed.discard(client)
+        return False
 
     def state_dict(self) -> State:
+        """The two tables under fixed names, whichever is the current one: what has not changed is not saved again."""
         first, second = reversed(self._tables) if self._swapped else self._tables
-        return {
-            "tables": [first.state_dict(), second.state_dict()],
-            "swapped": self._swapped,
-            "clients": self._clients,
-            "gone": sorted(self._gone),
-            "owed": None if self._owed is None else sorted(self._owed),
-            "due": self._due,
-            "opening": self._opening,
-            "taken": self._taken,
-        }
+        tables = [first.state_dict(), second.state_dict()]
+        return {**super().state_dict(), "tables": tables, "swapped": self._swapped}
 
     def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
         if self._swapped:
-            self._tables.reverse()
+            self._swap()
         for table, saved in zip(self._tables, state["tables"], strict=True):
             table.load_state_dict(saved)
-        self._swapped = bool(state["swapped"])
-        if self._swapped:
-            self._tables.reverse()
-        self._clients, self._gone = int(state["clients"]), set(state["gone"])
-        self._owed = None if state["owed"] is None else set(state["owed"])
-        self._due, self._opening, self._taken = (bool(state[name]) for name in ("due", "opening", "taken"))
+        if state["swapped"]:
+            self._swap()

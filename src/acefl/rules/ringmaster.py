@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from acefl.rules.fedbuff import BufferRule
+from acefl.rules.base import Method, Rule
+from acefl.rules.fedbuff import FedBuffRule
 from acefl.rules.settings import check_count
-from acefl.types import Arrival, Rule, Vector
+from acefl.types import Arrival, Vector
 
 
 @dataclass(frozen=True)
-class RingmasterASGD:
+class RingmasterASGD(Method):
     """A step on each arriving gradient whose staleness is below `threshold`; an older one is left out, and its client
     gets the current model.
 
@@ -27,10 +28,10 @@ class RingmasterASGD:
             check_count("threshold", self.threshold)
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
-        return FreshOnlyRule(like, self.threshold or clients)
+        return RingmasterRule(like, self.threshold or clients)
 
 
-class FreshOnlyRule(BufferRule):
+class RingmasterRule(FedBuffRule):
     """Vanilla ASGD for what is fresh enough, deaf to the rest."""
 
     def __init__(self, like: Vector, threshold: int) -> None:

@@ -14,14 +14,15 @@ import torch
 
 from acefl.errors import one_of, require
 from acefl.rules.ace import DirectACE
+from acefl.rules.base import Method, Rule
 from acefl.rules.settings import WARMUPS
-from acefl.types import Rule, Vector
+from acefl.types import Vector
 
 AGGREGATES = ("median", "trimmed")
 
 
 @dataclass(frozen=True)
-class RobustACE:
+class RobustACE(Method):
     """Step on the coordinate-wise median, or trimmed mean, of every client's latest update, at each arrival.
 
     `trimmed` leaves out the smallest and the largest `trim` share of clients in every coordinate (rounded down), and
@@ -42,10 +43,10 @@ class RobustACE:
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         trim = None if self.aggregate == "median" else self.trim
-        return RobustCentre([1.0] * clients, like, trim, wait=self.warmup == "wait")
+        return RobustACERule([1.0] * clients, like, trim, wait=self.warmup == "wait")
 
 
-class RobustCentre(DirectACE):
+class RobustACERule(DirectACE):
     """Algorithm 1 with another centre: the rows are looked at again only when a step is due."""
 
     def __init__(self, weights: list[float], like: Vector, trim: float | None, *, wait: bool) -> None:

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from acefl.rules.base import Buffered, Rule
 from acefl.rules.settings import check_count, empty_vector
-from acefl.types import Arrival, Rule, State, Vector
+from acefl.types import Arrival, Vector
 
 
 @dataclass(frozen=True)
-class FedStaleWeight:
+class FedStaleWeight(Buffered):
     """A step on the weighted mean of `buffer` updates, each weighing as much as its client is stale on average.
 
     A client's average is over all its arrivals so far, those in the buffer included. If nobody in the buffer has ever
@@ -24,10 +25,12 @@ class FedStaleWeight:
         check_count("buffer", self.buffer)
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
-        return StalenessWeightedRule(like, self.buffer)
+        return FedStaleWeightRule(like, self.buffer)
 
 
-class StalenessWeightedRule:
+class FedStaleWeightRule(Rule):
+    saved = ("_staleness", "_visits", "_sums", "_counts")
+
     def __init__(self, like: Vector, buffer: int) -> None:
         self._like = like
         self._buffer = buffer
@@ -49,11 +52,6 @@ class StalenessWeightedRule:
         return sum(self._counts.values()) >= self._buffer
 
     def direction(self) -> Vector:
-        if self._sums:
-            self._empty_buffer()
-        return self._direction
-
-    def _empty_buffer(self) -> None:
         weights = {client: self._staleness[client] / self._visits[client] for client in self._sums}
         if not any(weights.values()):
             weights = dict.fromkeys(weights, 1.0)
@@ -61,29 +59,14 @@ class StalenessWeightedRule:
         self._direction.zero_()
         for client, weight in weights.items():
             self._direction.add_(self._sums[client], alpha=weight / total)
+        return self._direction
+
+    def clear(self) -> None:
         self._sums, self._counts = {}, {}
 
-    def forget(self, client: int) -> None:
-        """The client has left for good; should it come back, it is a new one. What it has in the buffer counts."""
+    def leave(self, client: int) -> bool:
+        """Should it come back, it is a new one. What it has in the buffer counts."""
         if client not in self._sums:
             self._staleness.pop(client, None)
             self._visits.pop(client, None)
-
-    def state_dict(self) -> State:
-        members = list(self._sums)
-        return {
-            "staleness": [[client, self._staleness[client], visits] for client, visits in self._visits.items()],
-            "members": [[client, self._counts[client]] for client in members],
-            "sums": [self._sums[client].clone() for client in members],
-            "direction": self._direction.clone(),
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        self._staleness = {client: total for client, total, _ in state["staleness"]}
-        self._visits = {client: visits for client, _, visits in state["staleness"]}
-        self._counts = {client: count for client, count in state["members"]}
-        self._sums = {
-            client: empty_vector(self._like).copy_(saved)
-            for client, saved in zip(self._counts, state["sums"], strict=True)
-        }
-        self._direction.copy_(state["direction"])
+        return False

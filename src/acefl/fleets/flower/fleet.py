@@ -244,12 +244,12 @@ class FlowerFleet:
         self._server.rule.restart()  # type: ignore[attr-defined]
         for node in self._roster.nodes:
             if not node.connected:
-                self._server.forget(node.client)
+                self._server.leave(node.client)
 
     def _failed(self, node: Node, reason: str) -> None:
         self._roster.failed(node, reason)
         if node.failures >= FAILURES and self._newcomers_only and self._server is not None:
-            self._server.forget(node.client)
+            self._server.leave(node.client)
 
     def heard(self, arrival: Arrival, reason: str) -> Trip:
         task, result = self._answered.pop(arrival.task)
@@ -284,7 +284,7 @@ class FlowerFleet:
         joined, left = self._roster.update(self._grid.get_node_ids())
         self._new.update(node.client for node in joined)
         if joined and self._server is not None:
-            self._server.admit(self.clients)
+            self._server.join(self.clients)
         if left:
             self._post.hurry(lambda task: task.node in left)
 

@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import Result
 
 from acefl.admission import NormLimit
 from acefl.checkpoint import Every
+from acefl.core.rule import Method, Upload
 from acefl.errors import require
 from acefl.federation import Federation, Judgement, go
 from acefl.fleets.flower.fleet import FlowerFleet, Wires
@@ -23,7 +24,7 @@ from acefl.optimizers import Optimizer
 from acefl.schedules import Schedule
 from acefl.simulation import Observer
 from acefl.stop import Stop
-from acefl.types import RuleSettings, Step, Vector
+from acefl.types import Step, Vector
 
 log = logging.getLogger("acefl")
 
@@ -33,7 +34,7 @@ DRAIN = 60.0  # seconds for nodes to finish what they are at, once the run is ov
 
 def run_async(
     grid: Grid,
-    rule: RuleSettings,
+    rule: Method,
     initial_arrays: ArrayRecord,
     *,
     lr: float,
@@ -67,7 +68,7 @@ def run_async(
     require(nodes >= 1, f"nodes is {nodes}; allowed: at least 1")
     require(surveys >= 0, f"surveys is {surveys}; allowed: at least 0")
     layout = ModelLayout.of(initial_arrays)
-    fleet = FlowerFleet(grid, layout, wires, differences=getattr(rule, "sends_differences", False), config=train_config)
+    fleet = FlowerFleet(grid, layout, wires, differences=rule.uploads is Upload.CHANGE, config=train_config)
     results = Results(layout, evaluate_fn)
     fleet.wait_for(nodes)
     federation = Federation(

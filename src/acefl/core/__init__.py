@@ -1,0 +1,1 @@
+"""What everything else stands on: the contract of a method, the server, the loop."""

@@ -1,0 +1,132 @@
+"""The contract of an aggregation method: settings (`Method`) that build a `Rule`.
+
+Every member that is not abstract has a default that is right for a rule without rounds and without memory of clients.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from enum import Enum
+
+from acefl.optimizers import Optimizer
+from acefl.state import Stateful
+from acefl.types import Arrival, Vector
+
+
+class Audience(Enum):
+    """Who is sent the current model."""
+
+    EVERYBODY = "everybody"
+    NEWCOMERS = "newcomers"  # only clients that were sent none in this round: the others have reported and wait
+    NOBODY = "nobody"
+
+
+class Upload(Enum):
+    """What clients send."""
+
+    UPDATE = "update"  # a gradient, or how far local training moved the model
+    CHANGE = "change"  # of that since the client's last upload
+    MODEL = "model"  # the client's own model; the rule is given how far it lies from the current one
+
+
+class Rule(Stateful, ABC):
+    """An aggregation method at work. No clock, random numbers, I/O or model inside.
+
+    The server absorbs what came in, and if any answer was True it asks for the direction, steps, and calls `clear`.
+    `absorb` and `direction` are two calls because a server that falls behind drains its queue, absorbs what is waiting
+    and steps once. `saved` names the attributes that make up the rule's state.
+    """
+
+    optimizer: Optimizer | None = None  # the server optimizer that the method prescribes
+    uploads: Upload = Upload.UPDATE  # what it is given
+
+    @abstractmethod
+    def absorb(self, arrival: Arrival) -> bool:
+        """Take the arrival in; True when the model should step now."""
+
+    @abstractmethod
+    def direction(self) -> Vector:
+        """What the server subtracts, before lr. Borrowed: read it before the next `absorb`, never write to it."""
+
+    def clear(self) -> None:
+        """The model has stepped: start collecting anew. What the last direction was read from stays readable."""
+
+    def join(self, clients: int, weight: float = 1.0) -> None:
+        """The federation now has this many clients; the new ones weigh `weight`. Nobody waits for them."""
+
+    def leave(self, client: int) -> bool:
+        """The client has left for good: it no longer counts, and nobody waits for it. True: a step is due."""
+        return False
+
+    def lost(self, client: int) -> bool:
+        """The client's work will not come: a round need not wait for it. True: a step is due."""
+        return False
+
+    def give_up(self) -> bool:
+        """Nobody is at work who could end the round: go on without those who are missing. True: a step is due."""
+        return False
+
+    @property
+    def audience(self) -> Audience:
+        """Who may be sent a model now."""
+        return Audience.EVERYBODY
+
+    @property
+    def active(self) -> frozenset[int] | None:
+        """The clients whose updates make up a step; None: whoever comes."""
+        return None
+
+    def rate(self, lr: float) -> float:
+        """The learning rate of the step that is due, where it depends on staleness."""
+        return lr
+
+    def advance(self, arrival: Arrival, model: Vector, lr: float) -> bool | None:
+        """`absorb`, then model -= lr * direction, in one pass over memory; False: absorbed, but no step was due.
+
+        None: the rule has no such pass, and nothing was done.
+        """
+        return None
+
+
+class Method(ABC):
+    """A method's settings, a frozen dataclass: they name it in records and tables, and build its rule."""
+
+    @abstractmethod
+    def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
+        """A rule for so many clients and a model like this; `samples` are the clients' numbers of samples."""
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The server optimizer that the method prescribes."""
+        return None
+
+    @property
+    def uploads(self) -> Upload:
+        """What clients send."""
+        return Upload.UPDATE
+
+    @property
+    def rounds(self) -> bool:
+        """Whether nobody gets a second model until the round is over."""
+        return False
+
+    @property
+    def arrivals_per_step(self) -> int | None:
+        """How many arrivals make a step; None: that varies."""
+        return 1
+
+    @property
+    def cohort(self) -> int | None:
+        """How many clients are drawn for a round; None: all."""
+        return None
+
+
+class Buffered(Method):
+    """A method that steps once `buffer` updates are in."""
+
+    buffer: int
+
+    @property
+    def arrivals_per_step(self) -> int | None:
+        return self.buffer
