@@ -129,8 +129,8 @@ class Server:
         if close is not None:
             close()
             return
-        for client, arrivals in enumerate(self.participation):
-            if not arrivals:
+        for client in range(len(self.participation)):
+            if self._waits_for(client):
                 self.forget(client)
 
     def admit(self, clients: int, weight: float = 1.0) -> None:
@@ -146,10 +146,21 @@ class Server:
     def _take(self, event: Arrival | Lost) -> Arrival | None:
         if isinstance(event, Arrival):
             return self._admit(event)
-        first = self.warming and self.participation[event.client] == 0
-        if first or getattr(self.rule, "needs_everybody", False):
+        if not 0 <= event.client < len(self.participation):
+            self.count_refusal(event.client, "unknown-client")
+        elif self._waits_for(event.client) or getattr(self.rule, "needs_everybody", False):
             self.forget(event.client)
         return None
+
+    def _waits_for(self, client: int) -> bool:
+        """Whether the rule makes no step before this client reports.
+
+        The rule knows: one whose sum was started anew waits again for clients that have reported before.
+        """
+        if not self.warming:
+            return False
+        waits_for: Callable[[int], bool] | None = getattr(self.rule, "waits_for", None)
+        return waits_for(client) if waits_for is not None else self.participation[client] == 0
 
     def _admit(self, arrival: Arrival) -> Arrival | None:
         """The arrival as the rule may see it (the gate may have shortened its update), or None: refused."""

@@ -74,6 +74,10 @@ class _AllClients:
         """True while nobody may get a second model because some client has not reported its first gradient."""
         return self._wait and len(self._seen) + len(self._gone) < len(self._weights)
 
+    def waits_for(self, client: int) -> bool:
+        """Whether the model makes no step until this client reports."""
+        return self._wait and client not in self._seen and client not in self._gone
+
     def _see(self, client: int) -> None:
         if client not in self._seen:
             self._gone.discard(client)

@@ -73,6 +73,10 @@ class ActiveSetRule:
         """True while nobody may get a second model because some client has not reported its first gradient."""
         return self._wait and len(self._seen) + len(self._gone) < len(self._weights)
 
+    def waits_for(self, client: int) -> bool:
+        """Whether the model makes no step until this client reports."""
+        return self._wait and client not in self._seen and client not in self._gone
+
     @property
     def active(self) -> frozenset[int]:
         """A(t): the clients whose rows make up the direction."""

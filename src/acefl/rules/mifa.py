@@ -53,6 +53,10 @@ class RoundsOfMemoryRule:
         """True while nobody may get a second model because some client has not reported its first update."""
         return self._memory.warming
 
+    def waits_for(self, client: int) -> bool:
+        """Whether the model makes no step until this client reports."""
+        return self._memory.waits_for(client)
+
     def absorb(self, arrival: Arrival) -> bool:
         self._active = 1 if self._taken else self._active + 1
         self._taken = False
