@@ -10,6 +10,8 @@ from acefl.probes.error_terms import ExactGradients, task_of
 
 if TYPE_CHECKING:
     from acefl.observers import RunInProgress
+    from acefl.server import Server
+    from acefl.types import Step
 
 
 class TrueGradient(Observer):
@@ -25,8 +27,12 @@ class TrueGradient(Observer):
             f"task {task.describe().get('name')} offers no full gradients, so no true one",
         )
         self._task: ExactGradients = task  # type: ignore[assignment]
-        self._server = run.server
+        self._model = run.server.model  # changed in place, so always the latest
+        self._version = run.server.version
+
+    def stepped(self, step: Step, server: Server) -> None:
+        self._version = step.version
 
     def evaluated(self, row: dict[str, float]) -> None:
-        if row["step"] == self._server.version:
-            row["grad_norm"] = float(self._task.mean_gradient(self._server.model).norm())
+        if row["step"] == self._version:
+            row["grad_norm"] = float(self._task.mean_gradient(self._model).norm())

@@ -85,14 +85,13 @@ class FlowerFleet:
         pool: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
         least: float = LEAST,
+        post: Post[_Task, Answer | Findings | Refused] | None = None,
     ) -> None:
         self._grid, self._layout, self.wires = grid, layout, wires or Wires()
         self._differences, self._config = differences, config
         self._clock = clock
         self._run = secrets.token_hex(8)
-        self._post: Post[_Task, Answer | Findings | Refused] = Post(
-            grid, self._read, pool=pool, clock=clock, least=least
-        )
+        self._post = Post(grid, self._read, pool=pool, clock=clock, least=least) if post is None else post
         self._most = wire.nbytes(self.wires.uplink, layout.dim) + SPARE
         self._roster = Roster(clock)
         self._new: set[int] = set()  # clients of which the server has nothing yet
@@ -132,8 +131,10 @@ class FlowerFleet:
         return [self._sent[node.id] - self._silent[node.id] for node in self._roster.nodes]
 
     def already_sent(self, tasks: Mapping[str, int]) -> None:
+        """A node that first came after the checkpoint is a client too, there or not."""
         for name, count in tasks.items():
             self._sent[int(name)] = max(self._sent[int(name)], count)
+        self._take_in(self._roster.remember(map(int, tasks)))
 
     @property
     def foreign(self) -> int:
@@ -318,11 +319,14 @@ class FlowerFleet:
         """Take in who has joined; what those who left were working on is asked for at once, and found lost."""
         self._scanned = self._clock()
         joined, left = self._roster.update(self._grid.get_node_ids())
+        self._take_in(joined)
+        if left:
+            self._post.hurry(lambda task: task.node in left)
+
+    def _take_in(self, joined: list[Node]) -> None:
         self._new.update(node.client for node in joined)
         if joined and self._server is not None:
             self._server.admit(self.clients)
-        if left:
-            self._post.hurry(lambda task: task.node in left)
 
     def survey(self, model: Vector, version: int) -> None:
         """Ask every connected node to evaluate this model; training goes on beside it."""
