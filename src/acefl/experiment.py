@@ -27,13 +27,14 @@ from acefl import tasks
 from acefl.calls import record_of
 from acefl.core.rule import Method, Upload
 from acefl.errors import require
+from acefl.observers import Observer
 from acefl.optimizers import Optimizer
 from acefl.probes import ErrorTerms, Participation
 from acefl.record import FORMAT, Run, machine, plain, whole_directory, write_json
 from acefl.rules import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff, label
 from acefl.schedules import Schedule
 from acefl.search import LearningRateSearch
-from acefl.simulation import Observer, imported_from, settings_of, simulate
+from acefl.simulation import imported_from, settings_of, simulate
 from acefl.stop import Stop
 from acefl.tasks.base import Task
 from acefl.timing import Scenario

@@ -13,7 +13,7 @@ import math
 import os
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,13 +26,13 @@ from acefl.checkpoint import Every
 from acefl.core.rule import Method, Upload
 from acefl.errors import NothingInFlight, require
 from acefl.loop import Fleet, run
+from acefl.observers import Observer, add_columns, check_savable, methods, names
 from acefl.optimizers import Optimizer
 from acefl.record import CHECKPOINT, FORMAT, Events, Run, machine, plain
 from acefl.rules import label
 from acefl.rundir import RunDirectory, reopen, start
 from acefl.schedules import Schedule, per_step
 from acefl.server import Server
-from acefl.simulation import Observer
 from acefl.state import lending
 from acefl.stop import Stop
 from acefl.tasks.base import Task
@@ -70,6 +70,20 @@ class RealFleet(Fleet, Protocol):
     @property
     def clients(self) -> int:
         """How many clients have been seen so far."""
+        ...
+
+    @property
+    def uploads(self) -> list[int]:
+        """How many updates have left each client, or may have: those under way, and those whose fate is unknown, too.
+
+        Privacy accounting goes by it, so it must never be too low.
+        """
+        ...
+
+    on_send: Callable[..., None] | None  # told the clients' names, as for SendLog.note, before tasks go out to them
+
+    def already_sent(self, tasks: Mapping[str, int]) -> None:
+        """How many tasks each client, by its name, was sent before the server was killed."""
         ...
 
     def attach(self, server: Server) -> None:
@@ -250,6 +264,7 @@ class Federation:
         background: bool = True,
         optimizer: Optimizer | None = None,
         schedule: Schedule | None = None,
+        task: Task | None = None,
     ) -> None:
         require(
             rule.cohort is None,
@@ -259,7 +274,8 @@ class Federation:
             not (norm_limit and rule.uploads is Upload.CHANGE),
             f"norm_limit with {label(rule)}, whose clients send changes: they would take a cut one for accepted whole",
         )
-        self.fleet, self.stop = fleet, stop
+        self.fleet, self.stop, self.settings, self.task = fleet, stop, rule, task
+        self.samples = samples
         self.server = Server(
             model,
             rule.build(fleet.clients, model, samples),
@@ -272,16 +288,20 @@ class Federation:
         )
         fleet.attach(self.server)
         self.config = {**configuration(rule, lr, stop, model.numel()), **config}
+        if norm_limit is not None:
+            self.config["norm_limit"] = dataclasses.asdict(norm_limit)
         self.config |= {
             name: record_of(given) for name, given in (("optimizer", optimizer), ("schedule", schedule)) if given
         }
         self.events = TravelEvents()
         self.watch = Watch(judge, evaluations, background=background)
-        self.samples = dict(enumerate(samples or ()))
+        self.sample_counts = dict(enumerate(samples or ()))  # as clients have told them
         self._work: dict[int, tuple[float, int]] = {}  # client -> seconds spent on accepted tasks, their number
-        self._observers = list(observers)
+        self.observers = list(observers)
         self._seconds = 0.0
         self.step = Step(0, 0, 0.0, False)
+        for started in methods(self.observers, "started"):
+            started(self)
 
     def advance(self) -> Iterator[tuple[Step, float]]:
         """Go on to the end of the budget, one turn of the loop at a time: where it stands, and the share spent."""
@@ -294,7 +314,7 @@ class Federation:
                 self.step = step
                 spent = self.stop.progress(step)
                 self._refused_before()
-                for observer in self._observers:
+                for observer in self.observers:
                     observer.stepped(step, self.server)
                 self.watch.look(step, spent, self.server.model)
                 self._evaluated(self.watch.finished(self.mean_times))
@@ -323,7 +343,7 @@ class Federation:
 
     def _evaluated(self, row: dict[str, float] | None) -> None:
         if row is not None:
-            for observer in self._observers:
+            for observer in self.observers:
                 observer.evaluated(row)
 
     def _arrived(self, arrival: Arrival, reason: str) -> None:
@@ -336,7 +356,7 @@ class Federation:
         else:
             seconds, count = self._work.get(arrival.client, (0.0, 0))
             self._work[arrival.client] = seconds + now - trip.sent, count + 1
-        for observer in self._observers:
+        for observer in self.observers:
             observer.arrived(arrival, reason)
 
     def _refused_before(self) -> None:
@@ -353,20 +373,26 @@ class Federation:
         done = {client: seconds / count for client, (seconds, count) in self._work.items()}
         return [done.get(client, max(self.fleet.now, 1e-9)) for client in range(self.fleet.clients)]
 
-    def result(self) -> Run:
-        rows = [self.watch.rows[version] for version in sorted(self.watch.rows)]
-        times = self.mean_times()
-        clients = [
+    def clients(self) -> list[dict[str, float]]:
+        """One row per client as of the last evaluation, with what the observers know of it."""
+        times, uploads = self.mean_times(), self.fleet.uploads
+        clients: list[dict[str, float]] = [
             {
                 "client": client,
                 "mean_time": times[client],
-                "samples": self.samples.get(client, 0),
+                "samples": self.sample_counts.get(client, 0),
                 "participation": self.server.participation[client],
                 "accuracy": self.watch.accuracy.get(client, math.nan),
                 "loss": self.watch.loss.get(client, math.nan),
+                "uploads": uploads[client],
             }
             for client in range(len(self.server.participation))
         ]
+        return add_columns(clients, self.observers)
+
+    def result(self) -> Run:
+        rows = [self.watch.rows[version] for version in sorted(self.watch.rows)]
+        clients = self.clients()
         losses = [rows[-1][name] for name in ("loss", "client_loss") if name in rows[-1]] if rows else []
         return Run(
             config={**self.config, "clients": len(clients)},
@@ -386,7 +412,11 @@ class Federation:
 
     def checkpoint(self) -> State:
         """Everything that decides how the run goes on, and what it takes to know that it is this run."""
-        return {"config": json.dumps(plain(self.config)), "federation": self.state_dict()}
+        return {
+            "config": json.dumps(plain(self.config)),
+            "observers": names(self.observers),
+            "federation": self.state_dict(),
+        }
 
     def state_dict(self) -> State:
         return {
@@ -395,7 +425,8 @@ class Federation:
             "watch": self.watch.state_dict(),
             "events": self.events.state_dict(),
             "work": [[client, seconds, count] for client, (seconds, count) in self._work.items()],
-            "samples": [[client, count] for client, count in self.samples.items()],
+            "samples": [[client, count] for client, count in self.sample_counts.items()],
+            "observers": [take() for take in methods(self.observers, "state_dict")],
             "seconds": self._seconds,
         }
 
@@ -408,7 +439,9 @@ class Federation:
         self.watch.load_state_dict(state["watch"])
         self.events.load_state_dict(state["events"])
         self._work = {client: (seconds, count) for client, seconds, count in state["work"]}
-        self.samples = {client: count for client, count in state["samples"]}
+        self.sample_counts = {client: count for client, count in state["samples"]}
+        for give, own in zip(methods(self.observers, "load_state_dict"), state["observers"], strict=True):
+            give(own)
         self._seconds = float(state["seconds"])
         self.step = Step(self.server.accepted, self.server.version, self.fleet.now, False)
 
@@ -434,9 +467,12 @@ def go(
             if out is not None:
                 run.save(out)
             return run
-        with _claimed(Path(out)) as (directory, interrupted):
+        check_savable(federation.observers)
+        with _claimed(Path(out)) as (directory, interrupted), directory.send_log() as sent:
+            federation.fleet.on_send = sent.note
             if interrupted:
                 _load(federation, directory.load(), out)
+                federation.fleet.already_sent(sent.counts)
             else:
                 directory.begin(federation.checkpoint())
             saved = federation.server.accepted
@@ -483,7 +519,9 @@ def _load(federation: Federation, saved: State, out: str | os.PathLike[str]) -> 
     here, there = plain(federation.config), json.loads(saved["config"])
     for what in ("method", "rule", "lr", "dim"):
         require(here[what] == there[what], f"{what} is {here[what]}; that of the run in {out} was {there[what]}")
-    for what in ("optimizer", "schedule"):
+    given, had = names(federation.observers), saved["observers"]
+    require(given == had, f"observers are {given}; the run's were {had}")
+    for what in ("optimizer", "schedule", "norm_limit"):
         given, had = here.get(what), there.get(what)
         require(given == had, f"{what} is {given}; that of the run in {out} was {had}")
     federation.load_state_dict(saved["federation"])

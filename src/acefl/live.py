@@ -18,6 +18,7 @@ from threading import Lock, Thread
 from typing import Any
 
 from acefl.errors import InvalidInput, require
+from acefl.observers import Observer
 from acefl.server import Server
 from acefl.types import Arrival, Step
 
@@ -29,7 +30,7 @@ MOST_CLIENTS = 1000
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; img-src data:"
 
 
-class LivePage:
+class LivePage(Observer):
     """Watches a run and serves what it sees. Port 0 takes a free one; `address` says where."""
 
     def __init__(self, port: int) -> None:

@@ -16,16 +16,12 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
 from acefl.errors import InvalidInput
-from acefl.types import Arrival, Step
-
-if TYPE_CHECKING:
-    from acefl.server import Server
-    from acefl.simulation import Simulation
+from acefl.observers import Observer, RunInProgress
 
 AXES = ("step", "arrival", "time")
 _GROUPS = {
@@ -35,30 +31,18 @@ _GROUPS = {
 }
 
 
-class Logger:
+class Logger(Observer):
     """What all loggers share: they hear of evaluations, and of the run's settings before anything happens."""
 
-    def started(self, run: Simulation) -> None:
+    def started(self, run: RunInProgress) -> None:
         self._watched = weakref.ref(run)  # which holds this logger: a circle would keep its files open
         self.configure(run.config)
-
-    def arrived(self, arrival: Arrival, reason: str) -> None:
-        pass
-
-    def stepped(self, step: Step, server: Server) -> None:
-        pass
 
     def evaluated(self, row: dict[str, float]) -> None:
         metrics = {_grouped(name): value for name, value in row.items() if name not in AXES and math.isfinite(value)}
         axes = {axis: row[axis] for axis in AXES}
         self.write(metrics, axes)
         self.write_clients(self._each_client, axes)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
 
     def __enter__(self) -> Self:
         return self

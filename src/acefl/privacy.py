@@ -9,7 +9,9 @@ of them is empty and its updates zero (zero-out adjacency; for replacing the cli
 sensitivity is twice `clip`: ask with half the noise multiplier). Later models depend on earlier uploads, which adaptive
 composition of Rényi divergences allows. What the server does with an upload is post-processing and free: ACE may keep
 a noisy update in its table and step on it a thousand times. A further upload is not free, so a fast client spends more
-than a slow one, and each has its own epsilon. An upload that the server refused was made all the same, and counts.
+than a slow one, and each has its own epsilon. Every update that left the client counts,
+whatever became of it: refused, too late, or lost on the way. Where nobody can tell whether one left (its task expired,
+the node or the server died), it counts too.
 
 **What it rests on.** When and how often a client uploads must not depend on its data (task times are properties of its
 machine), and noise is drawn afresh for each upload. The floating-point Gaussian is taken for the ideal one. Choosing
@@ -24,7 +26,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import Counter
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -114,11 +115,14 @@ def _accounted(uploads: int, noise_multiplier: float, sample_rate: float, delta:
 def epsilon_per_client(
     run: Run, *, noise_multiplier: float, sample_rate: float = 1.0, delta: float = 1e-5
 ) -> list[float]:
-    """Every client's epsilon after a run, by the uploads it really made, refused ones included."""
-    uploads = Counter(int(client) for client in run.events["client"])
+    """Every client's epsilon after a run, by the updates that left it or may have (`uploads` in `run.clients`)."""
+    require(
+        all("uploads" in client for client in run.clients),
+        "the run's record does not say how many updates left each client: it was made by an earlier acefl",
+    )
     return [
-        epsilon(uploads[client], noise_multiplier=noise_multiplier, sample_rate=sample_rate, delta=delta)
-        for client in range(len(run.participation))
+        epsilon(int(client["uploads"]), noise_multiplier=noise_multiplier, sample_rate=sample_rate, delta=delta)
+        for client in run.clients
     ]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,6 +109,8 @@ class ReplayFleet:
                 number += 1
         self._sent: dict[int, tuple[float, int]] = {}  # task -> time and version it was sent with
         self._trips: dict[int, Trip] = {}
+        self.uploads = [0] * task.clients
+        self.on_send: Callable[..., None] | None = None
 
     def attach(self, server: Server) -> None:
         """All clients are known from the start."""
@@ -133,6 +136,7 @@ class ReplayFleet:
         update = self._work.take(number)
         if self._memory is not None:
             update = self._memory.difference(client, update)
+        self.uploads[client] += 1
         sent, trained_on = self._sent.pop(number)
         size = update.numel() * update.element_size()
         self._trips[number] = Trip(sent, size, size)
@@ -146,6 +150,9 @@ class ReplayFleet:
 
     def refusals(self) -> list[Refusal]:
         return []
+
+    def already_sent(self, tasks: Mapping[str, int]) -> None:
+        raise NotImplementedError("a replay is short: it starts again")
 
     def close(self) -> None: ...
 
@@ -194,6 +201,7 @@ def replay(
         evaluations=evaluations,
         samples=built.samples,
         background=False,
+        task=built,
     )
     return go(federation, out=out)
 

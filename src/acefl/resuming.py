@@ -19,9 +19,10 @@ from acefl.admission import NormLimit
 from acefl.checkpoint import Every
 from acefl.core.rule import Method
 from acefl.errors import InvalidInput, require
+from acefl.observers import Observer, check_savable, names
 from acefl.record import Run, load, machine, plain
 from acefl.rundir import RunDirectory, reopen, start
-from acefl.simulation import Observer, Progress, Simulation
+from acefl.simulation import Progress, Simulation
 from acefl.state import lending
 from acefl.stop import Stop
 from acefl.tasks.base import Task
@@ -37,11 +38,7 @@ def run_resumably(
     """Run a simulation from its beginning, with checkpoints in `out` until its record is there."""
     with start(out) as directory:
         simulation = begin()
-        for observer in simulation.observers:
-            known = hasattr(observer, "state_dict") and hasattr(observer, "load_state_dict")
-            require(
-                known, f"{type(observer).__name__} cannot be saved: an observer needs state_dict and load_state_dict"
-            )
+        check_savable(simulation.observers)
         settings = _settings(simulation, every)
         directory.begin({"run": settings, "simulation": None})
         return _run(simulation, settings, every, directory, progress)
@@ -103,7 +100,7 @@ def _settings(simulation: Simulation, every: Every) -> State:
             "config": simulation.config,
             "evaluations": simulation.evaluations,
             "every": dataclasses.asdict(every),
-            "observers": _names(simulation.observers),
+            "observers": names(simulation.observers),
             "machine": _machine(),
         }
     )
@@ -112,8 +109,8 @@ def _settings(simulation: Simulation, every: Every) -> State:
 
 def _build(settings: State, task: Task | None, rule: Method | None, observers: Sequence[Observer]) -> Simulation:
     config = settings["config"]
-    names = _names(observers)
-    require(names == settings["observers"], f"observers are {names}; the run's were {settings['observers']}")
+    given = names(observers)
+    require(given == settings["observers"], f"observers are {given}; the run's were {settings['observers']}")
     if task is None:
         name = config["task"].get("name")
         require(name in tasks.TASKS, f"the run is on a task of your own ({name}); pass it as task=")
@@ -137,15 +134,11 @@ def _build(settings: State, task: Task | None, rule: Method | None, observers: S
         optimizer=optimizers.from_record(config["optimizer"]) if "optimizer" in config else None,
         schedule=schedules.from_record(config["schedule"]) if "schedule" in config else None,
     )
-    given = plain(simulation.config)
+    built = plain(simulation.config)
     for what in ("task", "method", "rule", "clients", "dim"):
-        require(given[what] == config[what], f"{what} is {given[what]}; the run's was {config[what]}")
+        require(built[what] == config[what], f"{what} is {built[what]}; the run's was {config[what]}")
     simulation.config = config
     return simulation
-
-
-def _names(observers: Sequence[Observer]) -> list[str]:
-    return [type(observer).__name__ for observer in observers]
 
 
 def _machine() -> dict[str, Any]:

@@ -18,9 +18,10 @@ from pathlib import Path
 from acefl.checkpoint import Checkpoints, sync_directory
 from acefl.errors import InvalidInput
 from acefl.record import CHECKPOINT, Run, refuse_foreign
+from acefl.sendlog import SendLog
 from acefl.types import State
 
-_LOCK, _RECORD, _DONE = "lock", "record", ".checkpoint-done"
+_LOCK, _SENT, _RECORD, _DONE = "lock", "sent", "record", ".checkpoint-done"
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,10 @@ class RunDirectory:
             self._failing = True
         else:
             self._failing = False
+
+    def send_log(self) -> SendLog:
+        """The note of whom tasks were sent to, from the start of the run on, however often it was interrupted."""
+        return SendLog(self._folder / _SENT)
 
     def load(self) -> State:
         """The last good state."""

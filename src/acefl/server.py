@@ -148,7 +148,10 @@ class Server:
     def _take(self, event: Arrival | Lost) -> Arrival | None:
         if isinstance(event, Arrival):
             return self._admit(event)
-        self._due = self.rule.lost(event.client) or self._due
+        if not 0 <= event.client < len(self.participation):
+            self.count_refusal(event.client, "unknown-client")
+        else:
+            self._due = self.rule.lost(event.client) or self._due
         return None
 
     def _admit(self, arrival: Arrival) -> Arrival | None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,7 @@ from acefl.core.rule import Method, Upload
 from acefl.errors import require
 from acefl.fleets.simulated import SimulatedFleet, simulated_fleet
 from acefl.loop import dispatch, run
+from acefl.observers import Observer, add_columns, methods
 from acefl.optimizers import Optimizer
 from acefl.own import origin
 from acefl.record import FORMAT, Events, Run, machine, plain, refuse_foreign
@@ -34,27 +35,6 @@ if TYPE_CHECKING:
     from acefl.checkpoint import Every
 
 Progress = Callable[[float], None]  # called now and then with the fraction of the budget spent
-
-
-class Observer(Protocol):
-    """Watches a run without changing it.
-
-    Two more methods are called where an observer has them: `started(simulation)`, before anything happens, and
-    `per_client() -> dict[str, list[float]]` at the end, for columns of `run.clients`. A run with
-    checkpoints also needs `state_dict()` and `load_state_dict(state)`: what the observer must not forget in a crash.
-    """
-
-    def arrived(self, arrival: Arrival, reason: str) -> None:
-        """An arrival was accepted (empty reason) or refused; called before the rule takes it in."""
-        ...
-
-    def stepped(self, step: Step, server: Server) -> None:
-        """A turn of the loop is over. `server.direction` is what the model last stepped on."""
-        ...
-
-    def evaluated(self, row: dict[str, float]) -> None:
-        """An evaluation was made; metrics added to the row are recorded with it."""
-        ...
 
 
 def simulate(
@@ -196,8 +176,13 @@ class Simulation:
         self._leavers = dropouts(scenario, task.clients, seed)
         self._left = self._back = not self._leavers
         self._seconds = 0.0
-        for started in _methods(self.observers, "started"):
+        for started in methods(self.observers, "started"):
             started(self)
+
+    @property
+    def samples(self) -> list[int]:
+        """Every client's number of samples."""
+        return self.task.samples
 
     def mean_times(self) -> list[float]:
         """Every client's mean task time."""
@@ -270,11 +255,9 @@ class Simulation:
     def clients(self) -> list[dict[str, float]]:
         """One row per client as of the last evaluation, with what the observers know of it."""
         clients = self.watcher.clients(self.server)
-        for columns in _methods(self.observers, "per_client"):
-            for name, values in columns().items():
-                for row, value in zip(clients, values, strict=True):
-                    row[name] = value
-        return clients
+        for row, uploads in zip(clients, self.fleet.uploads, strict=True):
+            row["uploads"] = uploads
+        return add_columns(clients, self.observers)
 
     def result(self) -> Run:
         return Run(
@@ -299,7 +282,7 @@ class Simulation:
             "fleet": self.fleet.state_dict(),
             "watcher": self.watcher.state_dict(),
             "events": self.events.state_dict(),
-            "observers": [take() for take in _methods(self.observers, "state_dict")],
+            "observers": [take() for take in methods(self.observers, "state_dict")],
             "left": self._left,
             "back": self._back,
             "seconds": self._seconds,
@@ -310,7 +293,7 @@ class Simulation:
         self.fleet.load_state_dict(state["fleet"])
         self.watcher.load_state_dict(state["watcher"])
         self.events.load_state_dict(state["events"])
-        for give, own in zip(_methods(self.observers, "load_state_dict"), state["observers"], strict=True):
+        for give, own in zip(methods(self.observers, "load_state_dict"), state["observers"], strict=True):
             give(own)
         self._left, self._back = bool(state["left"]), bool(state["back"])
         self._seconds = float(state["seconds"])
@@ -321,10 +304,6 @@ def _note(fleet: SimulatedFleet, events: Events, observers: list[Observer], arri
     events.add(fleet.now, arrival, reason)
     for observer in observers:
         observer.arrived(arrival, reason)
-
-
-def _methods(observers: Sequence[Observer], name: str) -> list[Callable[..., Any]]:
-    return [getattr(observer, name) for observer in observers if hasattr(observer, name)]
 
 
 class Watcher:

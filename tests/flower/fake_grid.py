@@ -56,6 +56,7 @@ class FakeGrid(Grid):
         self.waiting: dict[str, Message] = {}
         self.answered: list[Message] = []
         self.over = False
+        self.copies = 1  # of each answer
 
     @staticmethod
     def fresh_context(client: int) -> Context:
@@ -97,7 +98,7 @@ class FakeGrid(Grid):
         for answer in found:
             self.waiting.pop(answer.metadata.reply_to_message_id, None)
             self.answered.append(answer)
-        return found
+        return found * self.copies
 
     def _answer(self, question: Message, client: int, spoil: Spoil | None) -> Message | None:
         if spoil is not None and getattr(spoil, "instead", False):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from flwr.app import Message
 from hypothesis import given, settings
-from tests.flower.fake_grid import Spoil
+from tests.flower.fake_grid import FIRST_NODE, FakeGrid, Spoil
 from tests.flower.test_bad_answers import CLIENTS, OPTIMA, START, Federated, error
 
 from acefl import ACE, ACED
@@ -73,30 +73,40 @@ def lose(question: Message, good: Message) -> Message:
     return error(3)(question, good)  # type: ignore[return-value]
 
 
-losses = st.lists(
-    st.tuples(st.integers(0, CLIENTS - 1), st.sampled_from(["good", "good", "lost", "forgets"])), max_size=40
-)
+class Forgets:
+    """The client has just lost its memory when it gets to work."""
+
+    instead = True
+
+    def __init__(self) -> None:
+        self.grid: FakeGrid | None = None
+
+    def __call__(self, question: Message, good: Message) -> Message | None:
+        assert self.grid is not None
+        client = question.metadata.dst_node_id - FIRST_NODE
+        self.grid.contexts[client] = self.grid.fresh_context(client)
+        return self.grid._answer(question, client, None)
+
+
+forgets = Forgets()
+HOW: dict[str, Spoil | None] = {"good": None, "lost": lose, "forgets": forgets}
+whats = st.sampled_from(["good", "good", "lost", "forgets"])
+several = st.lists(st.dictionaries(st.integers(0, CLIENTS - 1), whats, min_size=1), max_size=15)
 
 
 @settings(max_examples=40)
-@given(history=losses, uplink=st.sampled_from(["fp32", "bf16", "int8"]))
-def test_the_sum_of_held_gradients_never_drifts(history: list[tuple[int, str]], uplink: str) -> None:
-    """Whatever is lost, and whoever forgets: the server's sum is what the clients it counts think it is."""
-    script = [EVERYBODY] + [[(client, lose if what == "lost" else None)] for client, what in history]
+@given(history=several, uplink=st.sampled_from(["fp32", "bf16", "int8"]), copies=st.sampled_from([1, 2]))
+def test_the_sum_of_held_gradients_never_drifts(history: list[dict[int, str]], uplink: str, copies: int) -> None:
+    """Whatever is lost or comes twice, and whoever forgets: the server's sum is what its clients think it is."""
+    script = [EVERYBODY, *([(client, HOW[what]) for client, what in turn.items()] for turn in history)]
     federated = Federated(HELD, script)
     federated.fleet.wires = Wires(uplink=uplink)
-    server, grid = federated.server, federated.grid
-    played = 0
+    federated.grid.copies, forgets.grid = copies, federated.grid
     for _ in federated.federation.advance():
-        if grid.over:
+        if federated.grid.over:
             break
-        if federated.server.accepted and played < len(history):
-            client, what = history[played]
-            played += 1
-            if what == "forgets":
-                grid.contexts[client] = grid.fresh_context(client)
         _check_sum(federated)
-    assert server.accepted >= CLIENTS
+    assert federated.server.accepted >= CLIENTS
 
 
 def _check_sum(federated: Federated) -> None:
@@ -106,9 +116,36 @@ def _check_sum(federated: Federated) -> None:
         held = Held(federated.grid.contexts[client].state, federated.fleet._run)
         known, gradient = held.before(base, START.numel())
         if known != base:
-            return  # this client has just forgotten, and the server will hear of it with its next answer
+            return  # it has forgotten and its whole gradient was lost on the way: the server hears of it with the next
         total += gradient
     torch.testing.assert_close(federated.server.rule._total, total, rtol=0, atol=1e-12)
+
+
+def test_a_lost_memory_makes_the_other_changes_of_its_turn_outdated() -> None:
+    """Whichever of the three answers first in that turn, the two changes must not go into the new sum."""
+    for forgetful in range(3):
+        federated = Federated(HELD, [EVERYBODY[:3], [(c, forgets if c == forgetful else None) for c in range(3)]], 3)
+        forgets.grid = federated.grid
+        federated.play()
+        assert federated.server.refused == {"outdated-difference": 2}
+        assert federated.server.rule._seen == {forgetful}
+        _check_sum(federated)
+
+
+def test_after_a_lost_memory_one_departure_does_not_end_the_run() -> None:
+    """The rule waits again for clients that have reported before, and one of them leaves."""
+    rule = ACE(variant="client-held", warmup="wait")
+    later = [[(client, None)] for _ in range(10) for client in (0, 1)]
+    federated = Federated(rule, [EVERYBODY, [(0, forgets)], [(1, None), (2, None)], [(1, None)], *later])
+    forgets.grid = federated.grid
+    for _ in federated.federation.advance():
+        if federated.server.refused["outdated-difference"]:
+            federated.grid.away = {2, 3}
+        if federated.grid.over:
+            break
+    assert "ended" not in federated.federation.config
+    assert federated.server.participation[0] > 5, "the run stands still"
+    _check_sum(federated)
 
 
 def test_a_client_that_forgot_makes_everybody_start_anew_and_training_reaches_the_same_optimum() -> None:

@@ -2,38 +2,58 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord
-from tests.flower.fake_grid import AtOnce, FakeGrid, Spoil, ticking
+from flwr.app import Array, ArrayRecord, Message
+from tests.flower.fake_grid import FIRST_NODE, AtOnce, FakeGrid, Spoil, ticking
 from tests.flower.test_bad_answers import CLIENTS, LR, START, client_app, from_script
 from tests.flower.test_coming_and_going import HELD
 
 from acefl import ACE, ACED, Every, FedBuff, InvalidInput, Stop
+from acefl.admission import NormLimit
 from acefl.core.rule import Method, Upload
 from acefl.federation import Federation, go
 from acefl.fleets.flower.fleet import FlowerFleet
 from acefl.fleets.flower.records import ModelLayout
+from acefl.observers import Observer
+from acefl.probes import Participation
 from acefl.record import Run, load
-from acefl.types import Step
+from acefl.types import Arrival, State, Step
 
 
 class Killed(BaseException):
     """Nothing catches it, as nothing catches SIGKILL."""
 
 
-def start(rule: Method, out: Path, kill_at: int = -1, nodes: int = CLIENTS) -> Run:
+def start(
+    rule: Method,
+    out: Path,
+    kill_at: int = -1,
+    nodes: int = CLIENTS,
+    grid: FakeGrid | None = None,
+    observers: Sequence[Observer] = (),
+    norm_limit: NormLimit | None = None,
+) -> Run:
     """One life of a ServerApp: nodes answer in turn, and at `kill_at` arrivals its process dies."""
     turns: list[list[tuple[int, Spoil | None]]] = [[(client % nodes, None)] for client in range(500)]
-    grid = FakeGrid(client_app, nodes, turns)
+    grid = grid or FakeGrid(client_app, nodes, turns)
     layout = ModelLayout.of(ArrayRecord({"w": Array(START.numpy())}))
     differences = rule.uploads is Upload.CHANGE
     fleet = FlowerFleet(grid, layout, differences=differences, pool=AtOnce(), clock=ticking(), least=0.0)
     fleet.wait_for(nodes)
     federation = Federation(
-        START, rule, fleet, lr=LR, stop=Stop(arrivals=40), config={"task": {"name": "test"}, "scenario": {}}
+        START,
+        rule,
+        fleet,
+        lr=LR,
+        stop=Stop(arrivals=40),
+        config={"task": {"name": "test"}, "scenario": {}},
+        observers=observers,
+        norm_limit=norm_limit,
     )
 
     def after_turn(step: Step, spent: float) -> None:
@@ -75,6 +95,88 @@ def test_held_gradients_are_sent_anew_after_a_restart(tmp_path: Path) -> None:
     whole = start(ACE(warmup="seen"), tmp_path / "other")
     assert made.arrivals == 40
     assert torch.allclose(made.model, whole.model, atol=0.3), "the sum still holds what was sent before the restart"
+
+
+def test_held_gradients_survive_a_restart_after_which_somebody_leaves(tmp_path: Path) -> None:
+    """With the paper's first round: the resumed server waits for everybody again, and one client never answers."""
+    rule = ACE(variant="client-held", warmup="wait")
+    with pytest.raises(Killed):
+        start(rule, tmp_path / "run", 17)
+
+    class OneLeaves(FakeGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            if any(message.metadata.dst_node_id == FIRST_NODE + 3 for message in messages):
+                self.away.add(3)
+            return super().push_messages(messages)
+
+    made = start(rule, tmp_path / "run", grid=OneLeaves(client_app, CLIENTS, [[(c % 3, None)] for c in range(500)]))
+    assert made.arrivals == 40
+    assert "ended" not in made.config
+
+
+def test_every_task_that_was_sent_counts_as_an_upload_however_often_the_server_was_killed(tmp_path: Path) -> None:
+    """Also those sent after the last checkpoint, of which the resumed server knows by its log alone."""
+    sent = Counter[int]()
+
+    class Counting(FakeGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            sent.update(message.metadata.dst_node_id - FIRST_NODE for message in messages)
+            return super().push_messages(messages)
+
+    def grid() -> FakeGrid:
+        return Counting(client_app, CLIENTS, [[(client % CLIENTS, None)] for client in range(500)])
+
+    for kill_at in (4, 14, 23):
+        with pytest.raises(Killed):
+            start(ACE(), tmp_path / "run", kill_at, grid=grid())
+    made = start(ACE(), tmp_path / "run", grid=grid())
+    assert [row["uploads"] for row in made.clients] == [sent[client] for client in range(CLIENTS)]
+    assert sum(sent.values()) > made.arrivals + 3 * 4, "nothing was sent after a checkpoint: this shows nothing"
+    assert [row["uploads"] for row in load(tmp_path / "run").clients] == [row["uploads"] for row in made.clients]
+
+
+class Remembering(Observer):
+    def __init__(self) -> None:
+        self.arrivals = 0
+
+    def arrived(self, arrival: Arrival, reason: str) -> None:
+        self.arrivals += 1
+
+    def per_client(self) -> dict[str, list[float]]:
+        return {"heard": [float(self.arrivals)] * CLIENTS}
+
+    def state_dict(self) -> State:
+        return {"arrivals": self.arrivals}
+
+    def load_state_dict(self, state: State) -> None:
+        self.arrivals = int(state["arrivals"])
+
+
+def test_observers_go_on_where_they_were(tmp_path: Path) -> None:
+    for kill_at in (12, 23):
+        with pytest.raises(Killed):
+            start(ACED(tau=6), tmp_path / "run", kill_at, observers=[Remembering(), Participation()])
+    with pytest.raises(InvalidInput, match=r"observers are \['Remembering'\]; the run's were .*'Participation'"):
+        start(ACED(tau=6), tmp_path / "run", observers=[Remembering()])
+    made = start(ACED(tau=6), tmp_path / "run", observers=[Remembering(), Participation()])
+    whole = start(ACED(tau=6), tmp_path / "whole", observers=[Remembering(), Participation()])
+    assert {row["heard"] for row in made.clients} == {40.0}
+    assert sum(row["influence"] for row in made.clients) == pytest.approx(1.0)
+    for row, other in zip(made.clients, whole.clients, strict=True):
+        assert row["influence"] == pytest.approx(other["influence"], abs=0.1)
+        assert row["staleness"] > 0
+
+
+def test_a_norm_limit_is_recorded_and_cannot_change_in_mid_run(tmp_path: Path) -> None:
+    limit = NormLimit(factor=50.0)
+    with pytest.raises(Killed):
+        start(ACE(), tmp_path / "run", 12, norm_limit=limit)
+    with pytest.raises(InvalidInput, match="norm_limit is None; that of the run"):
+        start(ACE(), tmp_path / "run")
+    made = start(ACE(), tmp_path / "run", norm_limit=limit)
+    assert made.config["norm_limit"] == {"factor": 50.0, "action": "refuse", "history": 10}
 
 
 def test_another_method_does_not_go_on_where_this_one_was(tmp_path: Path) -> None:

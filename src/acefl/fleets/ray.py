@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +27,12 @@ from acefl.errors import AceflError, InvalidInput, NothingInFlight, require
 from acefl.experiment import TaskSource, build_task
 from acefl.federation import Federation, Refusal, Trip, go, judge_by
 from acefl.fleets.simulated import work_key
+from acefl.observers import Observer
 from acefl.optimizers import Optimizer
 from acefl.record import Run
 from acefl.schedules import Schedule
 from acefl.server import Server
-from acefl.simulation import Observer, Progress
+from acefl.simulation import Progress
 from acefl.stop import Stop
 from acefl.types import Arrival, Lost, State, Vector
 
@@ -112,6 +113,8 @@ class RayFleet:
         self._slots = [_Slot(self._start(), deque(range(slot, clients, actors))) for slot in range(actors)]
         self._jobs: dict[Any, _Job] = {}
         self._visits = [0] * clients
+        self.uploads = [0] * clients  # tasks sent: what became of each, nobody can tell for certain
+        self.on_send: Callable[..., None] | None = None
         self._new = set(range(clients))
         self._round = 0  # how often models went out to anybody, not to newcomers alone
         self._served = [0] * clients  # in which round a client was last sent one
@@ -176,7 +179,10 @@ class RayFleet:
 
     def _send(self, number: int, slot: _Slot, clients: list[int], model: Any) -> None:
         keys = [work_key(self._seed, client, self._visits[client]) for client in clients]
+        if self.on_send is not None:
+            self.on_send([str(client) for client in clients], durably=False)  # a call may take less than a sync
         for client in clients:
+            self.uploads[client] += 1
             self._visits[client] += 1
             self._served[client] = self._round
         slot.busy += 1
@@ -270,13 +276,24 @@ class RayFleet:
         self._jobs.clear()
 
     def state_dict(self) -> State:
-        return {"now": self.now, "visits": list(self._visits), "new": sorted(self._new), "tasks": self._tasks}
+        return {
+            "now": self.now,
+            "visits": list(self._visits),
+            "uploads": list(self.uploads),
+            "new": sorted(self._new),
+            "tasks": self._tasks,
+        }
 
     def load_state_dict(self, state: State) -> None:
         """What was under way when the state was taken is lost: its clients begin something new."""
         self.now = float(state["now"])
         self._began = self._clock() - self.now
         self._visits, self._new, self._tasks = list(state["visits"]), set(state["new"]), int(state["tasks"])
+        self.uploads = list(state["uploads"])
+
+    def already_sent(self, tasks: Mapping[str, int]) -> None:
+        for name, count in tasks.items():
+            self.uploads[int(name)] = max(self.uploads[int(name)], count)
 
 
 def run_on_ray(
@@ -334,6 +351,7 @@ def run_on_ray(
             norm_limit=norm_limit,
             optimizer=optimizer,
             schedule=schedule,
+            task=task,
         )
         return go(
             federation,

@@ -49,6 +49,7 @@ class SimulatedFleet:
         self._idle: list[int] = []  # back from work of an earlier round: of any, while nobody waits for the others
         self._back: list[int] = []  # back from work of this round
         self._visits = [0] * task.clients
+        self.uploads = [0] * task.clients  # updates that have left a client, or may have, when it dropped out at work
         self._gone: set[int] = set()
         self._lost: list[Arrival | Lost] = []  # not reported yet
         self._version = 0
@@ -114,6 +115,7 @@ class SimulatedFleet:
         when, task_id, client, trained_on = heapq.heappop(self._heap)
         self.now = when
         self._back.append(client)
+        self.uploads[client] += 1
         update = self._work.take(task_id)
         if self._memory is not None:
             update = self._memory.difference(client, update)
@@ -133,6 +135,7 @@ class SimulatedFleet:
         for _, task_id, client, _ in sorted(self._heap):
             if client in leaving:
                 self._work.drop(task_id)
+                self.uploads[client] += 1
                 self._lost.append(Lost(client, task_id))
         for client in self._new:
             if client in leaving:
@@ -157,6 +160,7 @@ class SimulatedFleet:
             "idle": list(self._idle),
             "back": list(self._back),
             "visits": list(self._visits),
+            "uploads": list(self.uploads),
             "gone": sorted(self._gone),
             "lost": [[lost.client, lost.task] for lost in self._lost],
             "version": self._version,
@@ -169,7 +173,7 @@ class SimulatedFleet:
         self.now = float(state["now"])
         self._heap = [(float(when), int(t), int(client), int(version)) for when, t, client, version in state["heap"]]
         self._new, self._idle, self._back = (list(state[name]) for name in ("new", "idle", "back"))
-        self._visits = list(state["visits"])
+        self._visits, self.uploads = list(state["visits"]), list(state["uploads"])
         self._gone = set(state["gone"])
         self._lost = [Lost(client, task_id) for client, task_id in state["lost"]]
         self._version, self._tasks = int(state["version"]), int(state["tasks"])
@@ -213,6 +217,7 @@ class SampledFleet(SimulatedFleet):
         age = int(self.durations.of(client, visit))
         trained_on = max(self._version - age, min(self._history))
         self._visits[client] += 1
+        self.uploads[client] += 1
         self._tasks += 1
         key = work_key(self._seed, client, visit)
         self._work.add(task_id, client, key, self._history[trained_on], trained_on)

@@ -23,12 +23,13 @@ import torch
 from acefl import keyed
 from acefl.core.rule import Upload
 from acefl.errors import InvalidInput, one_of, require
+from acefl.observers import Observer
 from acefl.probes.shadow import Shadow, Weighed
 from acefl.types import Arrival, State, Step, Vector
 
 if TYPE_CHECKING:
+    from acefl.observers import RunInProgress
     from acefl.server import Server
-    from acefl.simulation import Simulation
     from acefl.tasks.base import Task
 
 GRADIENTS = ("auto", "full", "sampled")
@@ -46,7 +47,7 @@ class ExactGradients(Protocol):
     def mean_gradient(self, model: Vector) -> Vector: ...
 
 
-class ErrorTerms:
+class ErrorTerms(Observer):
     """Measures A, B and C at the first step after every `every` accepted arrivals, from the run's own contributions.
 
     `records` has one row per measured step: the squared norms `noise`, `bias` and `delay`, that of their sum `mse`,
@@ -76,18 +77,19 @@ class ErrorTerms:
         self._due = every
         self._gradients: dict[tuple[int, int], Vector] = {}
 
-    def started(self, run: Simulation) -> None:
+    def started(self, run: RunInProgress) -> None:
+        task = task_of(run, "an error term")
         require(
             run.settings.uploads is not Upload.MODEL,
             "the error terms are those of a sum of updates; this method mixes models",
         )
-        self._task, self._versions_out = run.task, run.fleet.versions_out
+        self._task, self._versions_out = task, run.fleet.versions_out
         model = run.server.model
-        self._full = _full_gradients(run.task, model, self._gradients_wanted)
-        self._shadow = Shadow(run.settings, run.task.clients, run.task.samples, model, self._slots)
+        self._full = _full_gradients(task, model, self._gradients_wanted)
+        self._shadow = Shadow(run.settings, task.clients, task.samples, model, self._slots)
         self._models = {0: model.clone()}
         self._most_models = _SPARE_MODELS
-        self._stale = [0] * run.task.clients
+        self._stale = [0] * task.clients
         self._arrivals = 0
 
     def arrived(self, arrival: Arrival, reason: str) -> None:
@@ -239,6 +241,13 @@ class ErrorTerms:
             below = squared_norm(terms[name])[0] * row["squared_gradient"]
             row[f"cos_{name}"] = _crossed(terms[name], truth) / math.sqrt(below) if below > 0 else math.nan
         return row | {"heterogeneity": squares - squared_norm(stale)[0]}
+
+
+def task_of(run: RunInProgress, wanted: str) -> Task:
+    """The run's task, with all clients' data; one clear line where the data are with the clients alone."""
+    require(run.task is not None, f"{wanted} takes all clients' data, which are not here; allowed: runs with a task")
+    assert run.task is not None
+    return run.task
 
 
 def _full_gradients(task: Task, model: Vector, wanted: str) -> bool:

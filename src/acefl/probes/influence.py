@@ -37,15 +37,13 @@ class Influence:
     clients.
     """
 
-    def __init__(self, settings: Method, clients: int, samples: list[int], order: list[int], most: int) -> None:
+    def __init__(self, settings: Method, clients: int, samples: list[int] | None, order: list[int], most: int) -> None:
         groups = min(clients, most)
         self._rule = shadow_rule(settings, clients, torch.zeros(groups), samples)
-        self.group = np.zeros(clients, dtype=np.int64)
-        self.group[order] = np.arange(clients) * groups // clients
-        self.size = np.bincount(self.group, minlength=groups)
         self._sums = np.zeros(groups)
-        units = torch.eye(groups).unbind(0)
-        self._units = [units[group] for group in self.group.tolist()]
+        group = np.zeros(clients, dtype=np.int64)
+        group[order] = np.arange(clients) * groups // clients
+        self._share_coordinates(group)
         self._nothing = torch.zeros(groups) if settings.uploads is Upload.CHANGE else None
         self._came: set[int] = set()
         self._settled = False  # whether the last step had nobody new in it
@@ -61,6 +59,13 @@ class Influence:
         elif type(self._rule) is CA2FLRule:
             self._rule.table = _SameAgain(clients, torch.zeros(groups))
         self._repeats = type(self._rule) in _ALL_CLIENTS
+
+    def _share_coordinates(self, group: Whole) -> None:
+        groups = len(self._sums)
+        self.group = group
+        self.size = np.bincount(group, minlength=groups)
+        units = torch.eye(groups).unbind(0)
+        self._units = [units[place] for place in group.tolist()]
 
     def follow(self, client: Whole, trained_on: Whole, version: Whole) -> None:
         """Arrivals that whole steps were made of, in their order: those of one version made the step to the next."""
@@ -110,6 +115,7 @@ class Influence:
     def state_dict(self) -> State:
         return {
             "rule": self._rule.state_dict(),
+            "group": self.group.tolist(),
             "sums": self._sums.tolist(),
             "last": self._last.tolist(),
             "again": self._again,
@@ -120,6 +126,7 @@ class Influence:
 
     def load_state_dict(self, state: State) -> None:
         self._rule.load_state_dict(state["rule"])
+        self._share_coordinates(np.asarray(state["group"], dtype=np.int64))
         self._sums[:], self._last[:] = state["sums"], state["last"]
         self._again, self._settled = int(state["again"]), bool(state["settled"])
         self._came = set(state["came"])

@@ -6,25 +6,27 @@ would not do: under ACE a client that arrives once in a thousand steps still has
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from acefl.observers import Observer
 from acefl.probes.influence import Influence, Whole
 from acefl.timing import slowest
-from acefl.types import Arrival, State, Step
+from acefl.types import State, Step
 
 if TYPE_CHECKING:
+    from acefl.observers import RunInProgress
     from acefl.server import Server
-    from acefl.simulation import Simulation
 
 Array = npt.NDArray[np.float64]
 MOST_GROUPS = 256
 
 
-class Participation:
+class Participation(Observer):
     """Adds to every evaluation, and so to `run.history`:
 
     `influence_gini` (0: all alike, towards 1: one client alone), `influence_clients` (the effective number of clients,
@@ -33,42 +35,50 @@ class Participation:
     `run.clients` gets each client's share of `influence`, its mean `staleness`, and that one's median, 90th percentile
     and maximum. Above 256 clients those of like speed are followed in groups.
 
+    Of real clients the speed is what was measured so far. When one joins, influence is summed up anew as if it had been
+    known from the start.
+
     All of it comes from the log of arrivals that a run keeps anyway, read at evaluations: watching costs an arrival
     nothing.
     """
 
-    def started(self, run: Simulation) -> None:
-        mean_times = run.mean_times()
+    def started(self, run: RunInProgress) -> None:
+        self._run = weakref.ref(run)  # which holds this probe
+        self._settings, self._samples, self._events = run.settings, run.samples, run.events
+        self._version = 0
+        self._shown = 0  # arrivals before the last evaluation
+        self._follow(self._mean_times())
+
+    def _mean_times(self) -> list[float]:
+        run = self._run()
+        assert run is not None, "it is the run that asks"
+        return run.mean_times()
+
+    def _follow(self, mean_times: Sequence[float]) -> None:
+        """Follow these clients, from the first arrival on."""
         self._clients = len(mean_times)
         order = sorted(range(self._clients), key=lambda i: (mean_times[i], i))
-        self._speed_ranks = _ranks(1.0 / np.asarray(mean_times))
-        self._slow = slowest(mean_times)
-        self._influence = Influence(run.settings, self._clients, run.task.samples, order, MOST_GROUPS)
-        self._events = run.events
-        self._version = 0
+        self._influence = Influence(self._settings, self._clients, self._samples, order, MOST_GROUPS)
         self._followed = 0  # arrivals whose step is made, and known to the shadow
-        self._shown = 0  # arrivals before the last evaluation
-
-    def arrived(self, arrival: Arrival, reason: str) -> None:
-        pass
 
     def stepped(self, step: Step, server: Server) -> None:
         self._version = step.version
 
     def evaluated(self, row: dict[str, float]) -> None:
         _, staleness = self._staleness(self._shown)
-        self._shown = len(self._events.time)
-        if len(staleness):
+        if len(staleness) and "staleness_mean" not in row:  # a row may be shown twice, when more is known of its model
+            self._shown = len(self._events.time)
             ordered = np.sort(staleness)
             middle, high = (float(ordered[_place(q, len(ordered))]) for q in (0.5, 0.9))
             row |= {"staleness_mean": float(staleness.mean()), "staleness_median": middle}
             row |= {"staleness_p90": high, "staleness_max": float(ordered[-1])}
         shares = self.shares()
         if shares is not None:
+            mean_times = self._mean_times()
             row["influence_gini"] = gini(shares)
             row["influence_clients"] = effective(shares)
-            row["influence_speed"] = _correlation(_ranks(shares), self._speed_ranks)
-            row["influence_slow"] = float(shares[self._slow].sum())
+            row["influence_speed"] = _correlation(_ranks(shares), _ranks(1.0 / np.asarray(mean_times)))
+            row["influence_slow"] = float(shares[slowest(mean_times)].sum())
 
     def per_client(self) -> dict[str, list[float]]:
         shares = self.shares()
@@ -88,6 +98,7 @@ class Participation:
     def state_dict(self) -> State:
         self._catch_up()
         return {
+            "clients": self._clients,
             "influence": self._influence.state_dict(),
             "version": self._version,
             "followed": self._followed,
@@ -95,6 +106,7 @@ class Participation:
         }
 
     def load_state_dict(self, state: State) -> None:
+        self._follow(self._mean_times()[: int(state["clients"])])
         self._influence.load_state_dict(state["influence"])
         self._version = int(state["version"])
         self._followed, self._shown = int(state["followed"]), int(state["shown"])
@@ -108,6 +120,9 @@ class Participation:
 
     def _catch_up(self) -> None:
         """Tell the shadow of the arrivals whose step is made; those of an unfinished buffer wait."""
+        mean_times = self._mean_times()
+        if len(mean_times) > self._clients:
+            self._follow(mean_times)
         row, client, trained_on, version = self._accepted(self._followed)
         done = int(np.searchsorted(version, self._version))
         if done:

@@ -38,7 +38,7 @@ class Weighed(NamedTuple):
     weight: float
 
 
-def shadow_rule(settings: Method, clients: int, like: Vector, samples: list[int]) -> Rule:
+def shadow_rule(settings: Method, clients: int, like: Vector, samples: list[int] | None) -> Rule:
     """The rule that these settings build, with an exact table in memory whatever they say: weights are not rounded."""
     if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
         plain = {"table": "fp32", "home": "memory"}

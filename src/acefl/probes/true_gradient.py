@@ -5,28 +5,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from acefl.errors import require
-from acefl.probes.error_terms import ExactGradients
-from acefl.types import Arrival, Step
+from acefl.observers import Observer
+from acefl.probes.error_terms import ExactGradients, task_of
 
 if TYPE_CHECKING:
+    from acefl.observers import RunInProgress
     from acefl.server import Server
-    from acefl.simulation import Simulation
+    from acefl.types import Step
 
 
-class TrueGradient:
-    """Adds `grad_norm` to every evaluation: the norm of the gradient of the mean of all clients' losses."""
+class TrueGradient(Observer):
+    """Adds `grad_norm` to every evaluation: the norm of the gradient of the mean of all clients' losses.
 
-    def started(self, run: Simulation) -> None:
-        name = run.task.describe().get("name")
-        require(isinstance(run.task, ExactGradients), f"task {name} offers no full gradients, so no true one")
-        self._task: ExactGradients = run.task  # type: ignore[assignment]
+    On a real fleet an evaluation may be over when the model has moved on: then it is left out.
+    """
+
+    def started(self, run: RunInProgress) -> None:
+        task = task_of(run, "the true gradient")
+        require(
+            isinstance(task, ExactGradients),
+            f"task {task.describe().get('name')} offers no full gradients, so no true one",
+        )
+        self._task: ExactGradients = task  # type: ignore[assignment]
         self._model = run.server.model  # changed in place, so always the latest
-
-    def arrived(self, arrival: Arrival, reason: str) -> None:
-        pass
+        self._version = run.server.version
 
     def stepped(self, step: Step, server: Server) -> None:
-        pass
+        self._version = step.version
 
     def evaluated(self, row: dict[str, float]) -> None:
-        row["grad_norm"] = float(self._task.mean_gradient(self._model).norm())
+        if row["step"] == self._version:
+            row["grad_norm"] = float(self._task.mean_gradient(self._model).norm())

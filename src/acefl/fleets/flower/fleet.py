@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from threading import Lock
@@ -38,6 +39,7 @@ from acefl.types import Arrival, Lost, State, Vector
 log = logging.getLogger("acefl")
 
 SCAN = 1.0  # seconds between looks at who is connected
+SILENT = (1, 2)  # Flower's codes for a ClientApp that could not be loaded, or raised: it has sent nothing
 SPARE = 1 << 20  # bytes an answer may be larger than its update: metrics, and what the user adds
 
 
@@ -63,7 +65,6 @@ class _Task:
     order: Order
     sent: float
     kind: str
-    lap: int  # how often the server had started its sum anew when this was sent
     downlink: int = 0
 
 
@@ -84,23 +85,27 @@ class FlowerFleet:
         pool: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
         least: float = LEAST,
+        post: Post[_Task, Answer | Findings | Refused] | None = None,
     ) -> None:
         self._grid, self._layout, self.wires = grid, layout, wires or Wires()
         self._differences, self._config = differences, config
         self._clock = clock
         self._run = secrets.token_hex(8)
-        self._post: Post[_Task, Answer | Findings | Refused] = Post(
-            grid, self._read, pool=pool, clock=clock, least=least
+        self._post: Post[_Task, Answer | Findings | Refused] = (
+            Post(grid, self._read, pool=pool, clock=clock, least=least) if post is None else post
         )
         self._most = wire.nbytes(self.wires.uplink, layout.dim) + SPARE
         self._roster = Roster(clock)
         self._new: set[int] = set()  # clients of which the server has nothing yet
-        self._base: dict[int, int] = {}  # client -> its last accepted task: what client-held ACE differences against
+        self._base: dict[int, int] = {}  # client -> its task that is in client-held ACE's sum: what it differences from
+        self._sent: Counter[int] = Counter()  # node id -> tasks
+        self._silent: Counter[int] = Counter()  # node id -> those of them that certainly led to no upload
+        self.on_send: Callable[..., None] | None = None
         self._answered: dict[int, tuple[_Task, Answer]] = {}  # arrivals that the server has not judged yet
         self._refused: list[Refusal] = []
         self._surveys: dict[int, Survey] = {}
         self._server: Server | None = None
-        self._tasks = self._version = self._lap = 0
+        self._tasks = self._version = 0
         self._newcomers_only = False
         self._began = self._last_seen = clock()
         self._scanned = -SCAN
@@ -121,6 +126,17 @@ class FlowerFleet:
     def connected(self) -> list[int]:
         """The clients whose nodes are connected."""
         return [node.client for node in self._roster.connected]
+
+    @property
+    def uploads(self) -> list[int]:
+        """Every task that was sent counts, but for those of which it is certain that no update left the client."""
+        return [self._sent[node.id] - self._silent[node.id] for node in self._roster.nodes]
+
+    def already_sent(self, tasks: Mapping[str, int]) -> None:
+        """A node that first came after the checkpoint is a client too, there or not."""
+        for name, count in tasks.items():
+            self._sent[int(name)] = max(self._sent[int(name)], count)
+        self._take_in(self._roster.remember(map(int, tasks)))
 
     @property
     def foreign(self) -> int:
@@ -151,6 +167,9 @@ class FlowerFleet:
             if self._roster.is_ready(node) and (node.client in self._new or not newcomers_only)
         ]
         if ready:
+            self._sent.update(node.id for node in ready)
+            if self.on_send is not None:
+                self.on_send([str(node.id) for node in ready])
             arrays = self._arrays(model, version)
             for node in ready:
                 node.busy = True
@@ -174,7 +193,7 @@ class FlowerFleet:
     def _send(self, node: Node, arrays: Callable[[], ArrayRecord], version: int, kind: str) -> None:
         base = self._base.get(node.client, NO_BASE)
         order = Order(self._run, self._tasks, version, self.wires.uplink, self.wires.downlink, self._differences, base)
-        task = _Task(node, order, self._clock() - self._began, kind, self._lap)
+        task = _Task(node, order, self._clock() - self._began, kind)
         self._tasks += 1
 
         def message() -> Message:
@@ -191,6 +210,8 @@ class FlowerFleet:
         self._end_if_nothing_can_come()
         results = self._post.collect(max(0.0, self._scanned + SCAN - self._clock()))
         self.now = self._clock() - self._began
+        if self._differences:
+            self._look_for_lost_memories(results)
         events = [self._event(task, result) for task, result in results]
         return [event for event in events if event is not None]
 
@@ -213,32 +234,49 @@ class FlowerFleet:
             self._surveyed(task, result)
             return None
         node.busy = False
-        if isinstance(result, Answer) and self._differences:
-            if task.lap != self._lap:
-                result = Refused("outdated-difference")
-            elif result.base != order.base:
-                self._start_anew(f"client {node.client} has lost its last gradient")
+        if isinstance(result, Answer) and self._differences and result.base != self._base.get(node.client, NO_BASE):
+            outdated = Refused("outdated-difference", result.nbytes)
+            self._refused.append(self._refusal(task, outdated))
+            return None  # not lost: the client is asked again at once, and whoever waits for it goes on waiting
         if isinstance(result, Answer):
             self._answered[order.task] = task, result
             return Arrival(node.client, result.update, order.version, self._version, order.task)
         assert not isinstance(result, Findings)
         if isinstance(result, Refused):
-            self._refused.append(
-                Refusal(node.client, order.version, str(result), Trip(task.sent, result.nbytes, task.downlink))
-            )
-        if not (isinstance(result, Refused) and str(result) == "outdated-difference"):
-            self._failed(node, str(result))
+            self._refused.append(self._refusal(task, result))
+        self._note_silence(task, result)
+        self._failed(node, str(result))
         return Lost(node.client, order.task)
+
+    def _refusal(self, task: _Task, refused: Refused) -> Refusal:
+        trip = Trip(task.sent, refused.nbytes, task.downlink)
+        return Refusal(task.node.client, task.order.version, str(refused), trip)
+
+    def _note_silence(self, task: _Task, result: Result) -> None:
+        if isinstance(result, Undelivered) and result.silent:
+            self._silent[task.node.id] += 1
+
+    def _look_for_lost_memories(self, results: Sequence[tuple[_Task, Result]]) -> None:
+        """Start anew before anything of the turn is taken in: no other change of the turn fits into the new sum.
+
+        A client whose gradient is in the sum and who answers with a whole one has lost its memory.
+        """
+        forgetful = [
+            task.node.client
+            for task, result in results
+            if isinstance(result, Answer) and result.base == NO_BASE and task.node.client in self._base
+        ]
+        if forgetful:
+            self._start_anew(f"client {', '.join(map(str, forgetful))} has lost its last gradient")
 
     def _start_anew(self, why: str) -> None:
         """The server's sum holds a gradient that nobody can take out again, since the client has lost it.
 
-        Without a table there is one way to a sum that is right: everybody sends the whole gradient once more. What is
-        under way was computed as a change of the old sum, and is refused when it comes.
+        Without a table there is one way to a sum that is right: everybody sends the whole gradient once more.
+        Changes of the old sum that are under way are refused when they come.
         """
         assert self._server is not None
         log.warning("%s: all clients send theirs anew", why)
-        self._lap += 1
         self._base.clear()
         self._new = {node.client for node in self._roster.nodes}
         self._server.rule.restart()  # type: ignore[attr-defined]
@@ -270,7 +308,8 @@ class FlowerFleet:
 
     def _read(self, task: _Task, reply: Message) -> Answer | Findings | Refused | Undelivered:
         if reply.has_error():
-            return Undelivered(f"error {reply.error.code}: {reply.error.reason}")
+            reason = f"error {reply.error.code}: {reply.error.reason}"
+            return Undelivered(reason, silent=reply.error.code in SILENT)
         if task.kind == MessageType.EVALUATE:
             return read_findings(reply.content)
         try:
@@ -282,11 +321,14 @@ class FlowerFleet:
         """Take in who has joined; what those who left were working on is asked for at once, and found lost."""
         self._scanned = self._clock()
         joined, left = self._roster.update(self._grid.get_node_ids())
+        self._take_in(joined)
+        if left:
+            self._post.hurry(lambda task: task.node in left)
+
+    def _take_in(self, joined: list[Node]) -> None:
         self._new.update(node.client for node in joined)
         if joined and self._server is not None:
             self._server.join(self.clients)
-        if left:
-            self._post.hurry(lambda task: task.node in left)
 
     def survey(self, model: Vector, version: int) -> None:
         """Ask every connected node to evaluate this model; training goes on beside it."""
@@ -319,6 +361,8 @@ class FlowerFleet:
             for task, result in self._post.collect(min(SCAN, max(0.0, until - self._clock()))):
                 if task.kind == MessageType.EVALUATE:
                     self._surveyed(task, result)
+                else:
+                    self._note_silence(task, result)
 
     def close(self) -> None:
         self._post.close()
@@ -330,6 +374,7 @@ class FlowerFleet:
             "tasks": self._tasks,
             "new": sorted(self._new),
             "samples": [[client, count] for client, count in self.samples.items()],
+            "sent": [[str(node_id), count, self._silent[node_id]] for node_id, count in self._sent.items()],
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -342,6 +387,8 @@ class FlowerFleet:
         self._began = self._clock() - self.now
         self._tasks, self._new = int(state["tasks"]), set(state["new"])
         self.samples = {client: count for client, count in state["samples"]}
+        self._sent = Counter({int(node_id): count for node_id, count, _ in state["sent"]})
+        self._silent = Counter({int(node_id): silent for node_id, _, silent in state["sent"]})
         self._scan()
         if self._differences:
             self._start_anew("the server was restarted")

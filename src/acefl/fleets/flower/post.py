@@ -30,9 +30,13 @@ LEAST, MOST = 0.05, 1.0  # ... but not sooner, and not later, than so many secon
 
 @dataclass(frozen=True)
 class Undelivered:
-    """A message that was not sent, or that will never be answered."""
+    """A message that was not sent, or that will never be answered.
+
+    `silent` where it is certain that nothing left the client: it never got the message, or says that it failed.
+    """
 
     reason: str
+    silent: bool = False
 
     def __str__(self) -> str:
         return self.reason
@@ -155,7 +159,8 @@ class Post(Generic[T, R]):
         except Exception as error:  # the engine raises what its transport raises
             self._back.put((number, Undelivered(f"{type(error).__name__}: {error}")))
             return
-        self._back.put((number, ids[0] if ids and ids[0] else Undelivered("the SuperLink did not take the message")))
+        refused = Undelivered("the SuperLink did not take the message", silent=True)
+        self._back.put((number, ids[0] if ids and ids[0] else refused))
 
     def _pull(self, number: int, letter: _Letter[T]) -> None:
         try:

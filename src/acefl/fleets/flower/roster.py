@@ -54,8 +54,12 @@ class Roster:
             log.warning("client %d (node %d) has left", node.client, node.id)
         return joined, left
 
-    def _add(self, node_id: int) -> Node:
-        node = self._by_id[node_id] = Node(node_id, len(self.nodes))
+    def remember(self, ids: Iterable[int]) -> list[Node]:
+        """Give numbers to those of these nodes that have none; they count as gone until they are seen."""
+        return [self._add(node_id, connected=False) for node_id in ids if node_id not in self._by_id]
+
+    def _add(self, node_id: int, *, connected: bool = True) -> Node:
+        node = self._by_id[node_id] = Node(node_id, len(self.nodes), connected)
         self.nodes.append(node)
         log.info("node %d is client %d", node_id, node.client)
         return node
@@ -74,5 +78,5 @@ class Roster:
 
     def load(self, ids: Iterable[int]) -> None:
         """Give these nodes the numbers they had; they count as gone until they are seen."""
-        self.nodes = [Node(node_id, client, connected=False) for client, node_id in enumerate(ids)]
-        self._by_id = {node.id: node for node in self.nodes}
+        self.nodes, self._by_id = [], {}
+        self.remember(ids)

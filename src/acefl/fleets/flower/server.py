@@ -20,9 +20,9 @@ from acefl.errors import require
 from acefl.federation import Federation, Judgement, go
 from acefl.fleets.flower.fleet import FlowerFleet, Wires
 from acefl.fleets.flower.records import ModelLayout
+from acefl.observers import Observer
 from acefl.optimizers import Optimizer
 from acefl.schedules import Schedule
-from acefl.simulation import Observer
 from acefl.stop import Stop
 from acefl.types import Step, Vector
 
@@ -143,7 +143,7 @@ class Results:
 
     def take(self, fleet: FlowerFleet, federation: Federation, steps: dict[int, Step]) -> None:
         """What the nodes said since the last call."""
-        federation.samples.update(fleet.samples)
+        federation.sample_counts.update(fleet.samples)
         for survey in fleet.surveys():
             if survey.found:
                 self.result.evaluate_metrics_clientapp[survey.version] = MetricRecord(dict(survey.means()))
