@@ -61,9 +61,7 @@ def test_a_task_counts_unless_it_is_certain_that_nothing_left(what: str) -> None
     federated = Federated(SEEN, [[(0, spoil), (1, None)]], clients=2)
     advance = federated.federation.advance()
     next(advance)
-    later = [
-        task.node.client for task in federated.fleet._post.out() if task.order.task >= 2
-    ]  # these may have left too
+    later = [task.node.client for task in federated.fleet._post.out() if task.order.task >= 2]
     assert uploads(federated) == [counts + later.count(0), 1 + later.count(1)]
 
 
