@@ -90,6 +90,26 @@ def test_each_client_pays_for_its_own_uploads_and_reuse_is_free() -> None:
     assert epsilon_per_client(run, noise_multiplier=2.0, delta=DELTA) == paid, "what was refused was sent all the same"
 
 
+def test_an_upload_that_was_under_way_when_its_client_dropped_out_is_paid_for() -> None:
+    """Everybody is at work when half of them vanish: what they were sending may have left them."""
+    task = privatised(tasks.quadratic(clients=6, dim=5), clip=1.0, noise_multiplier=2.0)
+    scenario = Scenario(spread=4.0, dropout=0.5, dropout_at=0.5)
+    run = simulate(task, ACE(), lr=0.05, scenario=scenario, stop=Stop(arrivals=80), evaluations=2)
+    extra = [int(row["uploads"]) - arrivals for row, arrivals in zip(run.clients, run.participation, strict=True)]
+    assert sorted(extra) == [0, 0, 0, 1, 1, 1]
+    paid = epsilon_per_client(run, noise_multiplier=2.0, delta=DELTA)
+    for client, arrivals in enumerate(run.participation):
+        assert paid[client] == epsilon(arrivals + extra[client], noise_multiplier=2.0, delta=DELTA)
+
+
+def test_a_record_that_does_not_say_what_was_sent_is_refused() -> None:
+    run = simulate(tasks.quadratic(clients=3, dim=5), ACE(), lr=0.05, stop=Stop(arrivals=9), evaluations=1)
+    for row in run.clients:
+        del row["uploads"]
+    with pytest.raises(InvalidInput, match="does not say how many updates left each client"):
+        epsilon_per_client(run, noise_multiplier=2.0)
+
+
 def test_what_makes_no_sense_is_refused() -> None:
     for wrong in ({"noise_multiplier": -1.0}, {"sample_rate": 0.0}, {"sample_rate": 1.1}, {"delta": 0.0}):
         with pytest.raises(InvalidInput, match=f"^{next(iter(wrong))} is .*; allowed: "):

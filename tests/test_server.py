@@ -295,3 +295,33 @@ def test_giving_up_ends_the_first_round_without_the_missing() -> None:
 def test_a_learning_rate_is_a_finite_number_above_zero(lr: float) -> None:
     with pytest.raises(InvalidInput, match="lr is"):
         Server(torch.zeros(1), ASGD().build(1, torch.zeros(1)), lr, 1)
+
+
+@every_method
+@given(st.sampled_from([-(10**9), -CLIENTS, -1, CLIENTS, 99, 2**70]), random_turns)
+def test_a_loss_of_nobodys_is_refused_and_leaves_no_trace(
+    method: Method, stranger: int, turns: list[list[int]]
+) -> None:
+    feeder, alone = Feeder(server_of(method)), Feeder(server_of(method))
+    for turn in turns:
+        arrivals = [feeder.arrival(client) for client in turn]
+        feeder.server.handle([Lost(stranger, 7), *arrivals, Lost(stranger, 7)])
+        alone.server.handle([alone.arrival(client) for client in turn])
+    assert torch.equal(feeder.server.model, alone.server.model)
+    assert equal(feeder.server.rule.state_dict(), alone.server.rule.state_dict())
+    assert feeder.server.refused == ({"unknown-client": 2 * len(turns)} if turns else {})
+    assert set(feeder.server.refused_by_client) == ({-1} if turns else set())
+
+
+@given(st.sampled_from(["wait", "seen"]), st.sets(st.integers(0, CLIENTS - 1)), st.sets(st.integers(0, CLIENTS - 1)))
+def test_a_sum_that_was_started_anew_waits_for_whom_it_has_not(warmup: str, back: set[int], lost: set[int]) -> None:
+    """The rule says whom it waits for; how often a client came before the restart does not matter."""
+    feeder = Feeder(server_of(ACE(variant="client-held", warmup=warmup)))
+    feeder.come(*range(CLIENTS))
+    rule: Any = feeder.server.rule
+    rule.restart()
+    feeder.come(*sorted(back))
+    feeder.server.handle([Lost(client, 10_000) for client in sorted(lost)])
+    assert feeder.server.warming == (warmup == "wait" and back | lost != set(range(CLIENTS)))
+    feeder.server.stop_waiting()
+    assert not feeder.server.warming

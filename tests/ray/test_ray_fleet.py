@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from acefl import ACE, ACED, InvalidInput, Server, Stop, load
+from acefl import ACE, ACED, Every, InvalidInput, Server, Stop, load
+from acefl.admission import NormLimit
 from acefl.cli import main
 from acefl.core.rule import Method
 from acefl.errors import AceflError, NothingInFlight
@@ -20,7 +21,10 @@ from acefl.experiment import build_task
 from acefl.fleets.ray import RayFleet, run_on_ray
 from acefl.fleets.scripted import ScriptedFleet
 from acefl.fleets.simulated import work_key
+from acefl.loggers import TensorBoard
 from acefl.loop import run
+from acefl.probes import ErrorTerms, Participation, TrueGradient
+from acefl.record import Run
 from acefl.types import Arrival, Vector
 
 pytestmark = [
@@ -175,6 +179,53 @@ def test_a_run_on_ray_is_recorded_like_any_other(tmp_path: Path) -> None:
     assert (again.events["uplink"] == 4 * made.model.numel()).all()
     assert again.history["step"].is_monotonic_increasing
     assert "ACED" in report.build(tmp_path / "run").read_text("utf-8")
+
+
+def test_probes_and_loggers_watch_a_run_on_ray(tmp_path: Path) -> None:
+    """Every number they write is in the record, what they know of each client too, and the norm limit is recorded."""
+    with TensorBoard(tmp_path / "log") as log:
+        made = run_on_ray(
+            SOURCE, ACED(tau=20), lr=0.3, stop=Stop(arrivals=120), seed=SEED, actors=2, evaluations=5,
+            observers=[Participation(), ErrorTerms(every=20), TrueGradient(), log], norm_limit=NormLimit(factor=1e6),
+        )  # fmt: skip
+    assert made.config["norm_limit"]["factor"] == 1e6
+    assert sum(row["influence"] for row in made.clients) == pytest.approx(1.0)
+    assert made.final["noise"] >= 0
+    assert made.final["grad_norm"] == pytest.approx(
+        float(build_task(SOURCE, SEED).mean_gradient(made.model).norm())  # type: ignore[attr-defined]
+    )
+    assert any((tmp_path / "log").iterdir())
+
+
+def test_what_actors_were_at_when_the_run_ended_may_have_been_sent() -> None:
+    made = run_on_ray(SOURCE, ACED(tau=20), lr=0.3, stop=Stop(arrivals=60), seed=SEED, actors=2, evaluations=1)
+    uploads, answers = [int(row["uploads"]) for row in made.clients], made.events["client"].value_counts()
+    assert all(uploads[client] >= answers.get(client, 0) for client in range(8))
+    assert 0 < sum(uploads) - len(made.events) <= 4, "two actors have at most two tasks each"
+
+
+def test_a_run_on_ray_that_was_killed_counts_what_was_sent_and_its_probe_goes_on(tmp_path: Path) -> None:
+    class Killed(BaseException):
+        """As SIGKILL: nobody catches it."""
+
+    def kill(spent: float) -> None:
+        if spent > 0.5:
+            raise Killed
+
+    def start(**more: Any) -> Run:
+        return run_on_ray(
+            SOURCE, ACED(tau=20), lr=0.3, stop=Stop(arrivals=120), seed=SEED, actors=2, evaluations=2,
+            observers=[Participation()], out=tmp_path / "run", checkpoint=Every(arrivals=50), **more,
+        )  # fmt: skip
+
+    with pytest.raises(Killed):
+        start(progress=kill)
+    sent = len((tmp_path / "run" / "checkpoint" / "sent").read_text().split())
+    assert sent > 60
+    made = start()
+    again = made.arrivals - 50  # at least so many after the resume, from a checkpoint of 50 arrivals or a few more
+    assert sum(row["uploads"] for row in made.clients) >= sent + again - 20
+    assert sum(row["influence"] for row in made.clients) == pytest.approx(1.0)
 
 
 def test_the_command_runs_on_actors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

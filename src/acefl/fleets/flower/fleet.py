@@ -91,9 +91,9 @@ class FlowerFleet:
         self._differences, self._config = differences, config
         self._clock = clock
         self._run = secrets.token_hex(8)
-        self._post: Post[_Task, Answer | Findings | Refused] = (
-            Post(grid, self._read, pool=pool, clock=clock, least=least) if post is None else post
-        )
+        if post is None:
+            post = Post(grid, self._read, pool=pool, clock=clock, least=least)
+        self._post: Post[_Task, Answer | Findings | Refused] = post
         self._most = wire.nbytes(self.wires.uplink, layout.dim) + SPARE
         self._roster = Roster(clock)
         self._new: set[int] = set()  # clients of which the server has nothing yet
