@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from acefl.stop import Stop
     from acefl.table import Accumulator, Table
     from acefl.timing import Scenario
-    from acefl.types import Arrival, Lost, Rule, Step
+    from acefl.types import Arrival, Left, Lost, Rule, Step
 
 _HOME = {
     "ACE": "rules",
@@ -71,6 +71,7 @@ _HOME = {
     "FedFa": "rules",
     "FedStaleWeight": "rules",
     "InvalidInput": "errors",
+    "Left": "types",
     "Lost": "types",
     "MIFA": "rules",
     "MaleniaSGD": "rules",
@@ -138,6 +139,7 @@ __all__ = [
     "FedFa",
     "FedStaleWeight",
     "InvalidInput",
+    "Left",
     "Lost",
     "MaleniaSGD",
     "Momentum",

@@ -8,7 +8,7 @@ from typing import Protocol
 from acefl.errors import NothingInFlight
 from acefl.server import Server
 from acefl.stop import Stop
-from acefl.types import Arrival, Lost, Step, Vector
+from acefl.types import Event, Step, Vector
 
 
 class Fleet(Protocol):
@@ -26,7 +26,7 @@ class Fleet(Protocol):
         """
         ...
 
-    def next(self) -> list[Arrival | Lost]:
+    def next(self) -> list[Event]:
         """What came in since the last call, waiting for it if need be. NothingInFlight: nothing ever will."""
         ...
 
@@ -62,7 +62,7 @@ def dispatch(server: Server, fleet: Fleet) -> None:
     server.tidy(fleet.versions_out)
 
 
-def _next(server: Server, fleet: Fleet) -> list[Arrival | Lost]:
+def _next(server: Server, fleet: Fleet) -> list[Event]:
     """What comes in next. Updates that a round lacks and nobody is working on (refused ones, say) are not waited for:
     the round is over, and that is all that happened."""
     try:

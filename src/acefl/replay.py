@@ -24,7 +24,7 @@ from acefl.rules.ace import ClientMemory
 from acefl.server import Server
 from acefl.stop import Stop
 from acefl.tasks.base import Task
-from acefl.types import Arrival, Lost, RuleSettings, State, Vector
+from acefl.types import Arrival, Event, RuleSettings, State, Vector
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class ReplayFleet:
             self._work.add(number, sending.client, key, model, version, self._trace.times[turn])
             self._sent[number] = self.now, version
 
-    def next(self) -> list[Arrival | Lost]:
+    def next(self) -> list[Event]:
         if self._turn == len(self._trace.turns):
             raise NothingInFlight("the recorded run has ended")
         turn, self._turn = self._turn, self._turn + 1

@@ -12,7 +12,7 @@ from acefl.errors import require
 from acefl.optimizers import Optimizer
 from acefl.schedules import Factor
 from acefl.state import lend
-from acefl.types import Arrival, Lost, Rule, State, Vector
+from acefl.types import Arrival, Event, Rule, State, Vector
 
 
 class Server:
@@ -74,7 +74,7 @@ class Server:
         """Whether the rule wants nobody to be sent a model now, not even who has never got one."""
         return bool(getattr(self.rule, "closed", False))
 
-    def handle(self, events: Sequence[Arrival | Lost], spent: float = 0.0) -> bool:
+    def handle(self, events: Sequence[Event], spent: float = 0.0) -> bool:
         """Take in what came and step at most once; True if the model changed. `spent`: the share of the budget so far.
 
         What is lost or refused leaves no trace, not even in the last bit: the step depends on the admitted alone.
@@ -143,9 +143,11 @@ class Server:
         if grow is not None:
             grow(clients, weight)
 
-    def _take(self, event: Arrival | Lost) -> Arrival | None:
+    def _take(self, event: Event) -> Arrival | None:
         if isinstance(event, Arrival):
             return self._admit(event)
+        if not 0 <= event.client < len(self.participation):
+            return None
         first = self.warming and self.participation[event.client] == 0
         if first or getattr(self.rule, "needs_everybody", False):
             self.forget(event.client)

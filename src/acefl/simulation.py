@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import os
 import time
@@ -15,7 +16,7 @@ import torch
 
 from acefl.admission import Gate, NormLimit
 from acefl.calls import record_of
-from acefl.errors import require
+from acefl.errors import NothingInFlight, require
 from acefl.fleets.simulated import SimulatedFleet, simulated_fleet
 from acefl.loop import dispatch, run
 from acefl.optimizers import Optimizer
@@ -31,6 +32,8 @@ from acefl.types import Arrival, RuleSettings, State, Step
 
 if TYPE_CHECKING:
     from acefl.checkpoint import Every
+
+log = logging.getLogger("acefl")
 
 Progress = Callable[[float], None]  # called now and then with the fraction of the budget spent
 
@@ -125,7 +128,7 @@ def _refuse_mixed_up(task: Any, rule: Any, scenario: Any, stop: Any) -> None:
     require(stop is None or isinstance(stop, Stop), f"stop is {stop!r}; allowed: {allowed}")
 
 
-def _with_rounds(rule: RuleSettings, scenario: Scenario) -> Scenario:
+def _with_rounds(rule: RuleSettings, scenario: Scenario, clients: int) -> Scenario:
     """The scenario for a method with rounds: who is drawn for one is who is at work."""
     if not getattr(rule, "synchronous", False):
         return scenario
@@ -136,6 +139,7 @@ def _with_rounds(rule: RuleSettings, scenario: Scenario) -> Scenario:
     cohort: int | None = getattr(rule, "cohort", None)
     if cohort is None:
         return scenario
+    require(cohort <= clients, f"cohort is {cohort}; allowed: at most the number of clients, {clients}")
     at_work = scenario.concurrency
     require(at_work in (None, cohort), f"concurrency is {at_work}; allowed with {label(rule)}: {cohort}")
     return dataclasses.replace(scenario, concurrency=cohort)
@@ -166,7 +170,7 @@ class Simulation:
             f"norm_limit with {label(rule)}, whose clients send changes: one left out or cut would stay missing in the "
             "sum; allowed: methods whose clients send whole updates",
         )
-        scenario = _with_rounds(rule, scenario)
+        scenario = _with_rounds(rule, scenario, task.clients)
         self.task, self.settings, self.scenario, self.stop = task, rule, scenario, stop
         self.fleet = simulated_fleet(task, scenario, seed, differences=differences)
         self.events = Events()
@@ -193,6 +197,8 @@ class Simulation:
         self.watcher = Watcher(task, self.fleet, evaluations)
         self._leavers = dropouts(scenario, task.clients, seed)
         self._left = self._back = not self._leavers
+        self._last_step = 0  # arrivals when the model last changed
+        self._patience = _patience(rule, self.mean_times()) if stop.arrivals is None and stop.time is None else None
         self._seconds = 0.0
         for started in _methods(self.observers, "started"):
             started(self)
@@ -223,21 +229,42 @@ class Simulation:
             self.watcher.check_start()
         if self.watcher.diverged:
             return
-        for step in run(self.server, self.fleet, self.stop):
-            spent = self.stop.progress(step)
-            for observer in self.observers:
-                observer.stepped(step, self.server)
-            self._come_and_go(spent)
-            if spent >= self.watcher.due:
-                self._evaluate(step, spent)
-            self._seconds = time.perf_counter() - began
-            if self.events.reasons and self._refuses_everything():
-                self._evaluate(step, spent)
+        step, spent = Step(self.server.accepted, self.server.version, self.fleet.now, False), 0.0
+        try:
+            for step in run(self.server, self.fleet, self.stop):
+                spent = self.stop.progress(step)
+                for observer in self.observers:
+                    observer.stepped(step, self.server)
+                self._come_and_go(spent)
+                if spent >= self.watcher.due:
+                    self._evaluate(step, spent)
+                self._seconds = time.perf_counter() - began
+                if self.events.reasons and self._refuses_everything():
+                    self._evaluate(step, spent)
+                    yield spent
+                    return
+                self._check_progress(step)
                 yield spent
-                return
+                if self.watcher.diverged:
+                    return
+        except NothingInFlight as reason:
+            if not self.server.accepted:
+                raise
+            log.warning("the run ends early: %s", reason)
+            self.config["ended"] = str(reason)
+            self._evaluate(step, spent)
             yield spent
-            if self.watcher.diverged:
-                return
+
+    def _check_progress(self, step: Step) -> None:
+        """NothingInFlight for a run whose budget counts steps alone, when no more of them are to be expected."""
+        if step.stepped:
+            self._last_step = step.arrivals
+        elif self._patience is not None and step.arrivals - self._last_step > self._patience:
+            raise NothingInFlight(
+                f"no step in the last {step.arrivals - self._last_step:,} arrivals, and the budget counts steps alone: "
+                f"under the {self.scenario.clock} clock with these delays clients never send what {label(self.settings)} "
+                "waits for; a budget of arrivals or time ends such a run"
+            )
 
     def _refuses_everything(self) -> bool:
         """Whether so many arrivals in a row were refused that none will be accepted, and the budget never spent."""
@@ -300,6 +327,7 @@ class Simulation:
             "observers": [take() for take in _methods(self.observers, "state_dict")],
             "left": self._left,
             "back": self._back,
+            "last_step": self._last_step,
             "seconds": self._seconds,
         }
 
@@ -311,7 +339,14 @@ class Simulation:
         for give, own in zip(_methods(self.observers, "load_state_dict"), state["observers"], strict=True):
             give(own)
         self._left, self._back = bool(state["left"]), bool(state["back"])
-        self._seconds = float(state["seconds"])
+        self._last_step, self._seconds = int(state["last_step"]), float(state["seconds"])
+
+
+def _patience(rule: RuleSettings, mean_times: Sequence[float]) -> int:
+    """Arrivals without a step after which none is to be expected: 400 times what comes in while the slowest client does
+    the tasks that one step takes, and 2,000 more."""
+    tasks = max(getattr(rule, name, 1) for name in ("buffer", "batch", "window"))
+    return 2_000 + int(400 * tasks * sum(max(mean_times) / mean for mean in mean_times))
 
 
 def _note(fleet: SimulatedFleet, events: Events, observers: list[Observer], arrival: Arrival, reason: str) -> None:

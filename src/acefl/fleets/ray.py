@@ -32,7 +32,7 @@ from acefl.schedules import Schedule
 from acefl.server import Server
 from acefl.simulation import Observer, Progress
 from acefl.stop import Stop
-from acefl.types import Arrival, Lost, RuleSettings, State, Vector
+from acefl.types import Arrival, Event, Lost, RuleSettings, State, Vector
 
 log = logging.getLogger("acefl")
 
@@ -138,7 +138,8 @@ class RayFleet:
         """Wait for what is under way and drop it: its clients are free, and another server may use the fleet."""
         while self._jobs:
             for event in self.next():
-                self._trips.pop(event.task, None)
+                if isinstance(event, Arrival):
+                    del self._trips[event.task]
 
     @property
     def deaths(self) -> int:
@@ -184,7 +185,7 @@ class RayFleet:
         self._jobs[reference] = _Job(clients, self._tasks, self._version, number, slot.deaths, sent)
         self._tasks += len(clients)
 
-    def next(self) -> list[Arrival | Lost]:
+    def next(self) -> list[Event]:
         if not self._jobs:
             why = f": the last actor died with {self._last_death}" if self._last_death else ""
             raise NothingInFlight(f"no actor is at work and none can be sent work{why}")
@@ -214,7 +215,7 @@ class RayFleet:
         except self._ray.exceptions.RayError as error:
             return error
 
-    def _events(self, job: _Job, answer: Any) -> list[Arrival | Lost]:
+    def _events(self, job: _Job, answer: Any) -> list[Event]:
         slot = self._slots[job.slot]
         alive = job.life == slot.deaths
         slot.busy -= alive

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from acefl.errors import InvalidInput, NothingInFlight
-from acefl.types import Arrival, Lost, Vector
+from acefl.types import Arrival, Event, Left, Lost, Vector
 
-Turn = Sequence[tuple[int, int] | Lost]  # who arrives and on which model version it trained, or what was lost
+Turn = Sequence[
+    tuple[int, int] | Lost | Left
+]  # who arrives and on which model version it trained; what was lost; who left
 
 
 class ScriptedFleet:
@@ -27,12 +29,12 @@ class ScriptedFleet:
             self._models[version] = model.clone()
         self._version = version
 
-    def next(self) -> list[Arrival | Lost]:
+    def next(self) -> list[Event]:
         turn = next(self._script, None)
         if turn is None:
             raise NothingInFlight("the script has ended")
         self.now += 1.0
-        return [event if isinstance(event, Lost) else self._arrive(*event) for event in turn]
+        return [event if isinstance(event, Lost | Left) else self._arrive(*event) for event in turn]
 
     def versions_out(self) -> set[int]:
         return set(self._models)

@@ -15,7 +15,7 @@ from acefl.rules.ace import ClientMemory
 from acefl.state import lend
 from acefl.tasks.base import Task
 from acefl.timing import Durations, Scenario
-from acefl.types import Arrival, Lost, State, Vector
+from acefl.types import Arrival, Event, Left, Lost, State, Vector
 
 _WORK_STREAM, _IDLE_STREAM, _SAMPLE_STREAM = 11, 12, 13
 
@@ -50,7 +50,7 @@ class SimulatedFleet:
         self._back: list[int] = []  # back from work of this round
         self._visits = [0] * task.clients
         self._gone: set[int] = set()
-        self._lost: list[Arrival | Lost] = []  # not reported yet
+        self._departures: list[Lost | Left] = []  # not reported yet
         self._version = 0
         self._tasks = 0
 
@@ -85,24 +85,24 @@ class SimulatedFleet:
         heapq.heappush(self._heap, (when, task_id, client, version))
         self._work.add(task_id, client, work_key(self._seed, client, visit), model, version, when)
 
-    def next(self) -> list[Arrival | Lost]:
-        if self._lost:
-            return self._report_lost()
+    def next(self) -> list[Event]:
+        if self._departures:
+            return self._report_departures()
         if not self._heap:
             raise self._nothing_in_flight()
         if not self._ticks:
             return [self._finish()]
         self.now = max(self.now + 1.0, float(math.ceil(self._heap[0][0])))
         end = self.now
-        arrived: list[Arrival | Lost] = []
+        arrived: list[Event] = []
         while self._heap and self._heap[0][0] <= end:
             arrived.append(self._finish())
         self.now = end
         return arrived
 
-    def _report_lost(self) -> list[Arrival | Lost]:
-        lost, self._lost = self._lost, []
-        return lost
+    def _report_departures(self) -> list[Event]:
+        departures, self._departures = self._departures, []
+        return list(departures)
 
     def _nothing_in_flight(self) -> NothingInFlight:
         return NothingInFlight(
@@ -126,18 +126,20 @@ class SimulatedFleet:
     def drop(self, clients: Iterable[int]) -> None:
         """These clients are gone at once: what they are working on is lost, and they get no work until they rejoin.
 
-        One that was never sent anything is reported as lost too, so that nobody waits for its first update.
+        Every one of them is reported, at work or not, so that nobody waits for what it would have sent.
         """
         leaving = set(clients) - self._gone
         self._gone |= leaving
         for _, task_id, client, _ in sorted(self._heap):
             if client in leaving:
                 self._work.drop(task_id)
-                self._lost.append(Lost(client, task_id))
+                self._departures.append(Lost(client, task_id))
         for client in self._new:
             if client in leaving:
-                self._lost.append(Lost(client, self._tasks))
+                self._departures.append(Lost(client, self._tasks))
                 self._tasks += 1
+        reported = {event.client for event in self._departures}
+        self._departures += [Left(client) for client in sorted(leaving - reported)]
         self._heap = sorted(entry for entry in self._heap if entry[2] not in leaving)  # a sorted list is a heap
         self._new = [client for client in self._new if client not in leaving]
         self._idle = [client for client in self._idle if client not in leaving]
@@ -158,7 +160,7 @@ class SimulatedFleet:
             "back": list(self._back),
             "visits": list(self._visits),
             "gone": sorted(self._gone),
-            "lost": [[lost.client, lost.task] for lost in self._lost],
+            "departures": [[event.client, getattr(event, "task", None)] for event in self._departures],
             "version": self._version,
             "tasks": self._tasks,
             "work": self._work.state_dict(),
@@ -171,7 +173,9 @@ class SimulatedFleet:
         self._new, self._idle, self._back = (list(state[name]) for name in ("new", "idle", "back"))
         self._visits = list(state["visits"])
         self._gone = set(state["gone"])
-        self._lost = [Lost(client, task_id) for client, task_id in state["lost"]]
+        self._departures = [
+            Left(client) if task_id is None else Lost(client, task_id) for client, task_id in state["departures"]
+        ]
         self._version, self._tasks = int(state["version"]), int(state["tasks"])
         self._work.load_state_dict(state["work"])
         if self._memory is not None:
@@ -201,9 +205,9 @@ class SampledFleet(SimulatedFleet):
         self._version = version
         self._newcomers_only = newcomers_only
 
-    def next(self) -> list[Arrival | Lost]:
-        if self._lost:
-            return self._report_lost()
+    def next(self) -> list[Event]:
+        if self._departures:
+            return self._report_departures()
         task_id = self._tasks
         client = self._sample(task_id)
         self.now += 1.0

@@ -21,6 +21,7 @@ class FedFa:
     window: int = 5  # the paper's K
 
     mixes_models = True
+    order_matters = True  # of what comes in one turn: the oldest model leaves the window first
 
     def __post_init__(self) -> None:
         check_count("window", self.window)
@@ -33,14 +34,14 @@ class WindowRule:
     """Keeps clients' models as distances from the model at the start, to subtract from it like every update.
 
     The rule is given how far a client's model lies from the current one, and knows how far that one lies from the
-    start: the mean of the window at the last step. What comes in one turn has the order in which it was sent out.
+    start: the mean of the window at the last step.
     """
 
     mixes_models = True
 
     def __init__(self, like: Vector, window: int) -> None:
         self._window = window
-        self._models: list[tuple[int, int, Vector]] = []  # (version when it came, order, start - model), oldest first
+        self._models: list[Vector] = []  # start - model, in the order they came
         self._position = empty_vector(like)  # start - current model
         self._direction = empty_vector(like)
         self._taken = False
@@ -49,29 +50,25 @@ class WindowRule:
         if self._taken:
             self._position.add_(self._direction)
             self._taken = False
-        order = arrival.task if arrival.version else len(self._models)  # until the first step turns share a version
-        self._models.append((arrival.version, order, self._position + arrival.update))
-        self._models.sort(key=lambda entry: entry[:2])
+        self._models.append(self._position + arrival.update)
         del self._models[: -self._window]
         return len(self._models) == self._window
 
     def direction(self) -> Vector:
         self._taken = True
-        torch.mean(torch.stack([model for _, _, model in self._models]), dim=0, out=self._direction)
+        torch.mean(torch.stack(self._models), dim=0, out=self._direction)
         return self._direction.sub_(self._position)
 
     def state_dict(self) -> State:
         return {
-            "entries": [[version, task] for version, task, _ in self._models],
-            "models": [model.clone() for _, _, model in self._models],
+            "models": [model.clone() for model in self._models],
             "position": self._position.clone(),
             "taken": self._taken,
         }
 
     def load_state_dict(self, state: State) -> None:
         self._position.copy_(state["position"])
-        models = [torch.empty_like(self._position).copy_(model) for model in state["models"]]
-        self._models = [(version, task, model) for (version, task), model in zip(state["entries"], models, strict=True)]
+        self._models = [torch.empty_like(self._position).copy_(model) for model in state["models"]]
         self._taken = bool(state["taken"])
         if self._taken:
             self.direction()

@@ -33,7 +33,7 @@ from acefl.fleets.flower.records import (
 from acefl.fleets.flower.roster import FAILURES, Node, Roster
 from acefl.fleets.flower.survey import Survey
 from acefl.server import Server
-from acefl.types import Arrival, Lost, State, Vector
+from acefl.types import Arrival, Event, Lost, State, Vector
 
 log = logging.getLogger("acefl")
 
@@ -187,7 +187,7 @@ class FlowerFleet:
 
         self._post.send(task, message)
 
-    def next(self) -> list[Arrival | Lost]:
+    def next(self) -> list[Event]:
         self._end_if_nothing_can_come()
         results = self._post.collect(max(0.0, self._scanned + SCAN - self._clock()))
         self.now = self._clock() - self._began
