@@ -1,4 +1,4 @@
-"""Random small runs: every method under every clock, with who is at work, who leaves and when it ends drawn at random."""
+"""Random small runs: every method under every clock; who is at work, who leaves and when it ends are drawn."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from tests.scenario_cases import Case, case
 from acefl import ACE, FedAvg, InvalidInput, MaleniaSGD, RingleaderASGD, RingmasterASGD, Scenario, Stop, simulate, tasks
 from acefl.errors import AceflError
 from acefl.simulation import Simulation
-from acefl.types import RuleSettings
+from acefl.types import RuleSettings, Step
 
 TURNS = 100_000  # more than any case takes, the patience with one that makes no step included
 
@@ -21,13 +21,13 @@ def how_it_ended(drawn: Case) -> str:
     settings = {"scenario": drawn.scenario, "stop": drawn.stop, "seed": drawn.number, "evaluations": 2}
     try:
         run = Simulation(task, drawn.method, lr=0.05, **settings)  # type: ignore[arg-type]
-        spent = 0.0
-        for turn, spent in enumerate(run.advance()):
+        for turn, _ in enumerate(run.advance()):
             assert turn < TURNS, f"hangs at arrival {run.server.accepted}, step {run.server.version}: {drawn}"
     except AceflError as refused:
         return str(refused)
     if run.result().diverged:
         return "diverged"
+    spent = drawn.stop.progress(Step(run.server.accepted, run.server.version, run.fleet.now, False))
     return "done" if spent >= 1.0 else str(run.config.get("ended", ""))
 
 

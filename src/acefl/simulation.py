@@ -262,8 +262,8 @@ class Simulation:
         elif self._patience is not None and step.arrivals - self._last_step > self._patience:
             raise NothingInFlight(
                 f"no step in the last {step.arrivals - self._last_step:,} arrivals, and the budget counts steps alone: "
-                f"under the {self.scenario.clock} clock with these delays clients never send what {label(self.settings)} "
-                "waits for; a budget of arrivals or time ends such a run"
+                f"under the {self.scenario.clock} clock with these delays clients never send what "
+                f"{label(self.settings)} waits for; a budget of arrivals or time ends such a run"
             )
 
     def _refuses_everything(self) -> bool:
