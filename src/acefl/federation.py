@@ -362,6 +362,7 @@ class Federation:
                 "mean_time": times[client],
                 "samples": self.samples.get(client, 0),
                 "participation": self.server.participation[client],
+                "last_sent": self.server.last_sent.get(client, -1),
                 "accuracy": self.watch.accuracy.get(client, math.nan),
                 "loss": self.watch.loss.get(client, math.nan),
             }

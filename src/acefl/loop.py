@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from acefl.errors import NothingInFlight
@@ -19,10 +19,11 @@ class Fleet(Protocol):
         """Virtual or wall-clock time since the start."""
         ...
 
-    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> None:
+    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> Sequence[int] | None:
         """Send the model to every client that should start work now; copy it, since the server goes on changing it.
 
-        `newcomers_only`: to none that was sent one since the last call without it, when the round began.
+        `newcomers_only`: to none that was sent one since the last call without it, when the round began. Returns whom
+        it was sent to, in that order; None from a fleet in which nobody is sent anything (the sampled clock).
         """
         ...
 
@@ -58,7 +59,9 @@ def run(server: Server, fleet: Fleet, stop: Stop) -> Iterator[Step]:
 def dispatch(server: Server, fleet: Fleet) -> None:
     """Give the current model to whoever the rule wants to work on it now."""
     if not server.closed:
-        fleet.dispatch(server.model, server.version, newcomers_only=server.warming)
+        sent = fleet.dispatch(server.model, server.version, newcomers_only=server.warming)
+        if sent:
+            server.dispatched(sent)
     server.tidy(fleet.versions_out)
 
 

@@ -18,7 +18,8 @@ from acefl.types import Arrival, Event, Rule, State, Vector
 class Server:
     """Owns the model vector and turns arrivals into steps by its rule.
 
-    `on_arrival(arrival, reason)` hears of every arrival, refused (with the reason) or accepted (with the empty string).
+    `on_arrival(arrival, reason)` hears of every arrival, refused (with the reason) or accepted (with the empty string);
+    `on_dispatch(clients, version)` of models sent out, `on_forget(client)` of clients nobody waits for any more.
     `schedule` gives the factor of the learning rate for a share of the budget; `optimizer` makes the step of a rule's
     direction. A rule may bring its own (`rule.optimizer`).
 
@@ -36,6 +37,8 @@ class Server:
         *,
         gate: Gate | None = None,
         on_arrival: Callable[[Arrival, str], None] | None = None,
+        on_dispatch: Callable[[Sequence[int], int], None] | None = None,
+        on_forget: Callable[[int], None] | None = None,
         optimizer: Optimizer | None = None,
         schedule: Factor | None = None,
     ) -> None:
@@ -46,10 +49,11 @@ class Server:
         self.refused: Counter[str] = Counter()
         self.refused_by_client: dict[int, Counter[str]] = {}  # those of unknown clients together as -1
         self.participation = [0] * clients
+        self.last_sent: dict[int, int] = {}  # client -> the version of the model it was last sent
         self.rule = rule
         self.lr = lr
         self._gate = gate or Gate(clients, self.model)
-        self._on_arrival = on_arrival
+        self._on_arrival, self._on_dispatch, self._on_forget = on_arrival, on_dispatch, on_forget
         self._schedule = schedule
         own: Optimizer | None = getattr(rule, "optimizer", None)
         require(own is None or optimizer is None, f"optimizer is {optimizer}; the method brings its own, {own}")
@@ -58,6 +62,7 @@ class Server:
         self._advance: Callable[[Arrival, Vector, float], bool] | None = getattr(rule, "advance", None)
         if self._optimizer is not None:
             self._advance = None
+        self._tell_rule: Callable[[Sequence[int], int], None] | None = getattr(rule, "dispatched", None)
         self._sent: dict[int, Vector] | None = None  # models that clients may have, by version
         self._room = 16  # how many of them before somebody looks which are still out
         if getattr(rule, "mixes_models", False):
@@ -115,6 +120,15 @@ class Server:
             self._sent = {version: model for version, model in self._sent.items() if version in out}
             self._room = 2 * len(self._sent) + 16
 
+    def dispatched(self, clients: Sequence[int]) -> None:
+        """These clients have been sent the current model."""
+        for client in clients:
+            self.last_sent[client] = self.version
+        if self._tell_rule is not None:
+            self._tell_rule(clients, self.version)
+        if self._on_dispatch is not None:
+            self._on_dispatch(clients, self.version)
+
     def forget(self, client: int) -> None:
         """A client has left for good: it no longer counts in the mean, and nobody waits for it."""
         known = len(self.participation)
@@ -122,6 +136,8 @@ class Server:
         forget = getattr(self.rule, "forget", None)
         if forget is not None:
             forget(client)
+        if self._on_forget is not None:
+            self._on_forget(client)
 
     def stop_waiting(self) -> None:
         """End the round without those who have not reported; they count once they do."""
@@ -182,6 +198,7 @@ class Server:
                 "clients": [[client, dict(reasons)] for client, reasons in self.refused_by_client.items()],
             },
             "participation": list(self.participation),
+            "last_sent": [[client, version] for client, version in self.last_sent.items()],
             "rule": self.rule.state_dict(),
             "gate": self._gate.state_dict(),
             "optimizer": self._optimizer.state_dict() if self._optimizer is not None else {},
@@ -194,6 +211,7 @@ class Server:
         self.refused = Counter(state["refused"]["reasons"])
         self.refused_by_client = {client: Counter(reasons) for client, reasons in state["refused"]["clients"]}
         self.participation = list(state["participation"])
+        self.last_sent = {int(client): int(version) for client, version in state["last_sent"]}
         self._gate.clients = len(self.participation)
         self.rule.load_state_dict(state["rule"])
         self._gate.load_state_dict(state["gate"])

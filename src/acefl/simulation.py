@@ -41,9 +41,10 @@ Progress = Callable[[float], None]  # called now and then with the fraction of t
 class Observer(Protocol):
     """Watches a run without changing it.
 
-    Two more methods are called where an observer has them: `started(simulation)`, before anything happens, and
-    `per_client() -> dict[str, list[float]]` at the end, for columns of `run.clients`. A run with
-    checkpoints also needs `state_dict()` and `load_state_dict(state)`: what the observer must not forget in a crash.
+    More methods are called where an observer has them: `started(simulation)`, before anything happens;
+    `dispatched(clients, version)`, when these were sent that model; `forgotten(client)`, when nobody waits for it any
+    more; `per_client() -> dict[str, list[float]]` at the end, for columns of `run.clients`. A run with checkpoints also
+    needs `state_dict()` and `load_state_dict(state)`: what the observer must not forget in a crash.
     """
 
     def arrived(self, arrival: Arrival, reason: str) -> None:
@@ -184,6 +185,8 @@ class Simulation:
             task.clients,
             gate=Gate(task.clients, model, finite=not model.is_cuda, norm=norm_limit),
             on_arrival=partial(_note, self.fleet, self.events, self.observers),
+            on_dispatch=_call_all(_methods(self.observers, "dispatched")),
+            on_forget=_call_all(_methods(self.observers, "forgotten")),
             optimizer=optimizer,
             schedule=schedule.over(task.clients, stop, per_step(rule, built, scenario.clock)) if schedule else None,
         )
@@ -360,6 +363,16 @@ def _methods(observers: Sequence[Observer], name: str) -> list[Callable[..., Any
     return [getattr(observer, name) for observer in observers if hasattr(observer, name)]
 
 
+def _call_all(methods: list[Callable[..., Any]]) -> Callable[..., None] | None:
+    """One call for all of them; None where there are none, so that nothing is called for nobody."""
+
+    def call(*given: Any) -> None:
+        for method in methods:
+            method(*given)
+
+    return call if methods else None
+
+
 class Watcher:
     """Evaluates a run without touching it: overall metrics, the slow and the fast fifth of clients, the worst, each."""
 
@@ -415,6 +428,7 @@ class Watcher:
                 "mean_time": self._mean_times[client],
                 "samples": self._task.samples[client],
                 "participation": server.participation[client],
+                "last_sent": server.last_sent.get(client, -1),
                 "accuracy": float(accuracy[client]) if accuracy is not None else math.nan,
                 "loss": float(self._last.client_loss[client]),
             }

@@ -149,15 +149,18 @@ class RayFleet:
     def attach(self, server: Server) -> None:
         """All clients are known from the start."""
 
-    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> None:
+    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> list[int]:
         self._version = version
         self._round += not newcomers_only
-        sent: Any = None
+        shared: Any = None
+        sent: list[int] = []
         for number, slot in enumerate(self._slots):
             while slot.busy < self._depth and (clients := self._next_clients(slot, newcomers_only)):
-                if sent is None:
-                    sent = self._share(model)
-                self._send(number, slot, clients, sent)
+                if shared is None:
+                    shared = self._share(model)
+                self._send(number, slot, clients, shared)
+                sent += clients
+        return sent
 
     def _next_clients(self, slot: _Slot, newcomers_only: bool) -> list[int]:
         if not newcomers_only:

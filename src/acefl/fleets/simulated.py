@@ -54,20 +54,23 @@ class SimulatedFleet:
         self._version = 0
         self._tasks = 0
 
-    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> None:
+    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> list[int] | None:
         self._version = version
         pools = self._new, self._idle
         if not newcomers_only:
             self._idle += self._back
             self._back.clear()
+        sent = []
         if self._all_busy:
-            for pool in pools:
-                for client in pool:
-                    self._start(client, model, version)
-                pool.clear()
-            return
+            sent = [*self._new, *self._idle]
+            for client in sent:
+                self._start(client, model, version)
+            self._new.clear()
+            self._idle.clear()
         while len(self._heap) < self._slots and any(pools):
-            self._start(self._draw(pools), model, version)
+            sent.append(self._draw(pools))
+            self._start(sent[-1], model, version)
+        return sent
 
     def _draw(self, pools: Sequence[list[int]]) -> int:
         """A keyed uniform choice: whoever has just finished has the same chance as the others to go next."""

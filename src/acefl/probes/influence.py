@@ -8,7 +8,8 @@ Any other rule, a user's own too, is followed step by step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
@@ -47,6 +48,7 @@ class Influence:
         self._units = [units[group] for group in self.group.tolist()]
         self._nothing = torch.zeros(groups) if getattr(settings, "sends_differences", False) else None
         self._came: set[int] = set()
+        self._sent: deque[tuple[int, int, int]] = deque()
         self._settled = False  # whether the last step had nobody new in it
         self._last = np.zeros(groups)  # the weights of the last step that was computed
         self._again = 0  # how many steps with the same weights came after it
@@ -61,8 +63,19 @@ class Influence:
             self._rule.table = _SameAgain(clients, torch.zeros(groups))
         self._repeats = type(self._rule) in _ALL_CLIENTS
 
-    def follow(self, client: Whole, trained_on: Whole, version: Whole) -> None:
-        """Arrivals that whole steps were made of, in their order: those of one version made the step to the next."""
+    @property
+    def goes_by_dispatch(self) -> bool:
+        """Whether the rule wants to know who was sent a model when."""
+        return hasattr(self._rule, "dispatched")
+
+    def follow(
+        self, client: Whole, trained_on: Whole, version: Whole, sent: Sequence[tuple[int, int, int]] = ()
+    ) -> None:
+        """Arrivals that whole steps were made of, in their order: those of one version made the step to the next.
+
+        `sent`: (how many of these arrivals came before, client, version) of models sent out, where the rule wants it.
+        """
+        self._sent = deque(sent)
         self._follow(client, trained_on, version)
 
     @property
@@ -91,6 +104,9 @@ class Influence:
                     continue
                 self._settled = known
             for row in range(start, stop):
+                while self._sent and self._sent[0][0] <= row:
+                    _, whom, model = self._sent.popleft()
+                    cast(ActiveSetRule, self._rule).dispatched([whom], model)
                 self._absorb(clients[row], models[row], versions[row])
             if self._members is not None:
                 self._members.step()

@@ -141,7 +141,7 @@ class FlowerFleet:
             self._scan()
         self._began = self._clock()
 
-    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> None:
+    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> list[int]:
         self._version, self._newcomers_only = version, newcomers_only
         if self._clock() - self._scanned >= SCAN:
             self._scan()
@@ -155,6 +155,7 @@ class FlowerFleet:
             for node in ready:
                 node.busy = True
                 self._send(node, arrays, version, MessageType.TRAIN)
+        return [node.client for node in ready]
 
     def _arrays(self, model: Vector, version: int) -> Callable[[], ArrayRecord]:
         """What makes a message's arrays: once per model, in the thread that sends the first of its messages."""
