@@ -34,9 +34,9 @@ class Noted(ScriptedFleet):
         super().__init__(script, work)
         self.dispatches: list[tuple[int, bool]] = []
 
-    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> None:
+    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> list[int]:
         self.dispatches.append((version, newcomers_only))
-        super().dispatch(model, version, newcomers_only=newcomers_only)
+        return super().dispatch(model, version, newcomers_only=newcomers_only)
 
 
 FOREVER = Stop(arrivals=10**9)

@@ -9,13 +9,16 @@ import pandas as pd
 import pytest
 import torch
 
-from acefl import ACE, ACED, ASGD, CA2FL, FedBuff, InvalidInput, Run, Scenario, Stop, load, simulate, tasks
+from acefl import ACE, ACED, ASGD, CA2FL, FedBuff, FedFa, InvalidInput, Run, Scenario, Stop, load, simulate, tasks
 from acefl.core.rule import Method
 from acefl.record import read_json
 from acefl.replay import Trace, compare, replay
 from acefl.tasks.base import Task
 
-RULES = [ACE(), ACE(warmup="seen"), ACE(variant="client-held"), ACED(tau=5), CA2FL(buffer=4), FedBuff(buffer=4), ASGD()]
+RULES = [
+    *(ACE(), ACE(warmup="seen"), ACE(variant="client-held"), ACED(tau=5)),
+    *(CA2FL(buffer=4), FedBuff(buffer=4), ASGD(), FedFa(window=3)),
+]
 SCENARIOS = [
     Scenario(spread=10.0),
     Scenario(clock="tick", delay=3.0, spread=4.0),

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from acefl.stop import Stop
     from acefl.table import Accumulator, Table
     from acefl.timing import Scenario
-    from acefl.types import Arrival, Lost, Step
+    from acefl.types import Arrival, Left, Lost, Step
 
 _HOME = {
     "ACE": "rules",
@@ -72,6 +72,7 @@ _HOME = {
     "FedFa": "rules",
     "FedStaleWeight": "rules",
     "InvalidInput": "errors",
+    "Left": "types",
     "Lost": "types",
     "MIFA": "rules",
     "MaleniaSGD": "rules",
@@ -140,6 +141,7 @@ __all__ = [
     "FedFa",
     "FedStaleWeight",
     "InvalidInput",
+    "Left",
     "Lost",
     "MaleniaSGD",
     "Method",

@@ -382,6 +382,7 @@ class Federation:
                 "mean_time": times[client],
                 "samples": self.sample_counts.get(client, 0),
                 "participation": self.server.participation[client],
+                "last_sent": self.server.last_sent.get(client, -1),
                 "accuracy": self.watch.accuracy.get(client, math.nan),
                 "loss": self.watch.loss.get(client, math.nan),
                 "uploads": uploads[client],

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from acefl.core.rule import Audience
 from acefl.errors import NothingInFlight
 from acefl.server import Server
 from acefl.stop import Stop
-from acefl.types import Arrival, Lost, Step, Vector
+from acefl.types import Event, Step, Vector
 
 
 class Fleet(Protocol):
@@ -20,14 +20,15 @@ class Fleet(Protocol):
         """Virtual or wall-clock time since the start."""
         ...
 
-    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> None:
+    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> Sequence[int] | None:
         """Send the model to every client that should start work now; copy it, since the server goes on changing it.
 
-        `newcomers_only`: to none that was sent one since the last call without it, when the round began.
+        `newcomers_only`: to none that was sent one since the last call without it, when the round began. Returns whom
+        it was sent to, in that order; None from a fleet in which nobody is sent anything (the sampled clock).
         """
         ...
 
-    def next(self) -> list[Arrival | Lost]:
+    def next(self) -> list[Event]:
         """What came in since the last call, waiting for it if need be. NothingInFlight: nothing ever will."""
         ...
 
@@ -60,11 +61,13 @@ def dispatch(server: Server, fleet: Fleet) -> None:
     """Give the current model to whoever the rule wants to work on it now."""
     audience = server.audience
     if audience is not Audience.NOBODY:
-        fleet.dispatch(server.model, server.version, newcomers_only=audience is Audience.NEWCOMERS)
+        sent = fleet.dispatch(server.model, server.version, newcomers_only=audience is Audience.NEWCOMERS)
+        if sent:
+            server.dispatched(sent)
     server.tidy(fleet.versions_out)
 
 
-def _next(server: Server, fleet: Fleet) -> list[Arrival | Lost]:
+def _next(server: Server, fleet: Fleet) -> list[Event]:
     """What comes in next. Updates that a round lacks and nobody is working on (refused ones, say) are not waited for:
     the round is over, and that is all that happened."""
     try:

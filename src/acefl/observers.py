@@ -59,6 +59,12 @@ class Observer:
     def stepped(self, step: Step, server: Server) -> None:
         """A turn of the loop is over. `server.direction` is what the model last stepped on."""
 
+    def dispatched(self, clients: Sequence[int], version: int) -> None:
+        """These clients were sent this version of the model."""
+
+    def lost(self, client: int) -> None:
+        """The client's work will not come: nobody waits for it any more."""
+
     def evaluated(self, row: dict[str, float]) -> None:
         """An evaluation was made; metrics added to the row are recorded with it."""
 
@@ -76,6 +82,16 @@ class Observer:
 def methods(observers: Sequence[Observer], name: str) -> list[Callable[..., Any]]:
     """The observers' methods of this name; one that is no `Observer` by its class may lack some."""
     return [getattr(observer, name) for observer in observers if hasattr(observer, name)]
+
+
+def call_all(methods: list[Callable[..., Any]]) -> Callable[..., None] | None:
+    """One call for all of them; None where there are none, so that nothing is called for nobody."""
+
+    def call(*given: Any) -> None:
+        for method in methods:
+            method(*given)
+
+    return call if methods else None
 
 
 def names(observers: Sequence[Observer]) -> list[str]:

@@ -116,7 +116,7 @@ class Run:
     arrivals: int
     time: float
     participation: list[int] = field(repr=False)
-    clients: list[dict[str, float]] = field(repr=False)  # mean_time, samples, participation, final accuracy and loss
+    clients: list[dict[str, float]] = field(repr=False)  # mean_time, samples, participation, accuracy, loss, last_sent
     events: pd.DataFrame = field(repr=False)
     refused: dict[str, int] = field(default_factory=dict)
     refused_by_client: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)  # unknown clients as -1

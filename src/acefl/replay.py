@@ -8,6 +8,7 @@ else on a stand-in with as many clients: the data of a real federation never was
 
 from __future__ import annotations
 
+import math
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
@@ -26,7 +27,7 @@ from acefl.rules.ace import ClientMemory
 from acefl.server import Server
 from acefl.stop import Stop
 from acefl.tasks.base import Task
-from acefl.types import Arrival, Lost, State, Vector
+from acefl.types import Arrival, Event, State, Vector
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Trace:
     clients: int
     times: list[float]
     turns: list[list[Sending]]
+    unanswered: list[Sending]  # under way when the run ended
+    tells_dispatches: bool  # not under the sampled clock, where staleness is drawn and nobody is sent anything
 
     @classmethod
     def of(cls, run: Run) -> Trace:
@@ -57,6 +60,7 @@ class Trace:
         versions: list[int] = []
         turns: list[list[Sending]] = []
         free: dict[int, int] = {}  # client -> turns that were over when it had last arrived
+        trained_on: dict[int, int] = {}  # client -> the version its last arrival trained on
         for row in events.to_dict("records"):
             client, time, version = int(row["client"]), float(row["time"]), int(row["version"])
             visit, visits[client] = visits.get(client, 0), visits.get(client, 0) + 1
@@ -68,9 +72,16 @@ class Trace:
                 turns.append([])
             after = _turns_over(int(row["trained_on"]), versions, free.get(client, 0), times, row.get("sent"))
             turns[-1].append(Sending(client, visit, after))
-            free[client] = len(turns)
+            free[client], trained_on[client] = len(turns), int(row["trained_on"])
         require(bool(turns), "the run has no accepted arrivals to replay")
-        return cls(len(run.participation), times, turns)
+        unanswered = []
+        for own in run.clients:
+            client = int(own["client"])
+            last = own.get("last_sent", math.inf)  # an older record does not say: as soon as it was free
+            over = max(free.get(client, 0), bisect_left(versions, last) if math.isfinite(last) else 0)
+            if last > trained_on.get(client, -1) and over < len(turns):
+                unanswered.append(Sending(client, visits.get(client, 0), over))
+        return cls(len(run.participation), times, turns, unanswered, run.config["scenario"].get("clock") != "sampled")
 
     @property
     def arrivals(self) -> int:
@@ -99,14 +110,23 @@ class ReplayFleet:
         self._work = LazyWork(task)
         self._turn = 0
         self._version = 0
-        self._starts: dict[int, list[tuple[int, Sending, int]]] = {}  # turns over -> (task, what, turn it arrives in)
+        # turns over -> (task, what, turn it arrives in if it does), who was free first being sent its model first
+        self._starts: dict[int, list[tuple[int, Sending, int | None]]] = {}
         self._numbers: list[list[int]] = []
+        arrived: dict[int, int] = {}  # client -> its last task
+        order: dict[int, int] = {}  # task -> the one its client did before; for a first one, before all others
         number = 0
-        for turn, sendings in enumerate(trace.turns):
-            self._numbers.append(list(range(number, number + len(sendings))))
+        for turn, sendings in enumerate([*trace.turns, trace.unanswered]):
+            answered = turn < len(trace.turns)
+            if answered:
+                self._numbers.append(list(range(number, number + len(sendings))))
             for sending in sendings:
-                self._starts.setdefault(sending.after, []).append((number, sending, turn))
+                self._starts.setdefault(sending.after, []).append((number, sending, turn if answered else None))
+                order[number] = arrived.get(sending.client, sending.client - task.clients)
+                arrived[sending.client] = number
                 number += 1
+        for starting in self._starts.values():
+            starting.sort(key=lambda entry: order[entry[0]])
         self._sent: dict[int, tuple[float, int]] = {}  # task -> time and version it was sent with
         self._trips: dict[int, Trip] = {}
         self.uploads = [0] * task.clients
@@ -115,14 +135,17 @@ class ReplayFleet:
     def attach(self, server: Server) -> None:
         """All clients are known from the start."""
 
-    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> None:
+    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> list[int] | None:
         self._version = version
-        for number, sending, turn in self._starts.pop(self._turn, ()):
-            key = work_key(self._seed, sending.client, sending.visit)
-            self._work.add(number, sending.client, key, model, version, self._trace.times[turn])
-            self._sent[number] = self.now, version
+        starting = self._starts.pop(self._turn, [])
+        for number, sending, turn in starting:
+            if turn is not None:
+                key = work_key(self._seed, sending.client, sending.visit)
+                self._work.add(number, sending.client, key, model, version, self._trace.times[turn])
+                self._sent[number] = self.now, version
+        return [sending.client for _, sending, _ in starting] if self._trace.tells_dispatches else None
 
-    def next(self) -> list[Arrival | Lost]:
+    def next(self) -> list[Event]:
         if self._turn == len(self._trace.turns):
             raise NothingInFlight("the recorded run has ended")
         turn, self._turn = self._turn, self._turn + 1

@@ -13,13 +13,14 @@ from acefl.errors import require
 from acefl.optimizers import Optimizer
 from acefl.schedules import Factor
 from acefl.state import lend
-from acefl.types import Arrival, Lost, State, Vector
+from acefl.types import Arrival, Event, State, Vector
 
 
 class Server:
     """Owns the model vector and turns arrivals into steps by its rule.
 
-    `on_arrival(arrival, reason)` hears of every arrival, refused (with the reason) or accepted (with the empty string).
+    `on_arrival(arrival, reason)` hears of every arrival, refused (with the reason) or accepted (with the empty string);
+    `on_dispatch(clients, version)` of models sent out, `on_lost(client)` of work that will not come.
     `schedule` gives the factor of the learning rate for a share of the budget; `optimizer` makes the step of a rule's
     direction. A rule may bring its own (`rule.optimizer`).
 
@@ -37,6 +38,8 @@ class Server:
         *,
         gate: Gate | None = None,
         on_arrival: Callable[[Arrival, str], None] | None = None,
+        on_dispatch: Callable[[Sequence[int], int], None] | None = None,
+        on_lost: Callable[[int], None] | None = None,
         optimizer: Optimizer | None = None,
         schedule: Factor | None = None,
     ) -> None:
@@ -49,10 +52,11 @@ class Server:
         self.refused: Counter[str] = Counter()
         self.refused_by_client: dict[int, Counter[str]] = {}  # those of unknown clients together as -1
         self.participation = [0] * clients
+        self.last_sent: dict[int, int] = {}  # client -> the version of the model it was last sent
         self.rule = rule
         self.lr = lr
         self._gate = gate or Gate(clients, self.model)
-        self._on_arrival = on_arrival
+        self._on_arrival, self._on_dispatch, self._on_lost = on_arrival, on_dispatch, on_lost
         self._schedule = schedule
         own = rule.optimizer
         require(own is None or optimizer is None, f"optimizer is {optimizer}; the method brings its own, {own}")
@@ -76,7 +80,7 @@ class Server:
         """What the model last stepped on, before the learning rate. Borrowed until the next `handle`."""
         return self.rule.direction() if self._direction is None else self._direction
 
-    def handle(self, events: Sequence[Arrival | Lost], spent: float = 0.0) -> bool:
+    def handle(self, events: Sequence[Event], spent: float = 0.0) -> bool:
         """Take in what came and step at most once; True if the model changed. `spent`: the share of the budget so far.
 
         What is lost or refused leaves no trace, not even in the last bit: the step depends on the admitted alone.
@@ -127,6 +131,14 @@ class Server:
             self._sent = {version: model for version, model in self._sent.items() if version in out}
             self._room = 2 * len(self._sent) + 16
 
+    def dispatched(self, clients: Sequence[int]) -> None:
+        """These clients have been sent the current model."""
+        for client in clients:
+            self.last_sent[client] = self.version
+        self.rule.dispatched(clients, self.version)
+        if self._on_dispatch is not None:
+            self._on_dispatch(clients, self.version)
+
     def leave(self, client: int) -> None:
         """A client has left for good: it no longer counts in the mean, and nobody waits for it."""
         known = len(self.participation)
@@ -145,13 +157,15 @@ class Server:
         self._gate.clients = clients
         self.rule.join(clients, weight)
 
-    def _take(self, event: Arrival | Lost) -> Arrival | None:
+    def _take(self, event: Event) -> Arrival | None:
         if isinstance(event, Arrival):
             return self._admit(event)
         if not 0 <= event.client < len(self.participation):
             self.count_refusal(event.client, "unknown-client")
-        else:
-            self._due = self.rule.lost(event.client) or self._due
+            return None
+        self._due = self.rule.lost(event.client) or self._due
+        if self._on_lost is not None:
+            self._on_lost(event.client)
         return None
 
     def _admit(self, arrival: Arrival) -> Arrival | None:
@@ -183,6 +197,7 @@ class Server:
                 "clients": [[client, dict(reasons)] for client, reasons in self.refused_by_client.items()],
             },
             "participation": list(self.participation),
+            "last_sent": [[client, version] for client, version in self.last_sent.items()],
             "rule": self.rule.state_dict(),
             "due": self._due,
             "gate": self._gate.state_dict(),
@@ -196,6 +211,7 @@ class Server:
         self.refused = Counter(state["refused"]["reasons"])
         self.refused_by_client = {client: Counter(reasons) for client, reasons in state["refused"]["clients"]}
         self.participation = list(state["participation"])
+        self.last_sent = {int(client): int(version) for client, version in state["last_sent"]}
         self._gate.clients = len(self.participation)
         self.rule.load_state_dict(state["rule"])
         self._due, self._direction = bool(state["due"]), None

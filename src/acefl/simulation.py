@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import os
 import time
@@ -16,10 +17,10 @@ import torch
 from acefl.admission import Gate, NormLimit
 from acefl.calls import record_of
 from acefl.core.rule import Method, Upload
-from acefl.errors import require
+from acefl.errors import NothingInFlight, require
 from acefl.fleets.simulated import SimulatedFleet, simulated_fleet
 from acefl.loop import dispatch, run
-from acefl.observers import Observer, add_columns, methods
+from acefl.observers import Observer, add_columns, call_all, methods
 from acefl.optimizers import Optimizer
 from acefl.own import origin
 from acefl.record import FORMAT, Events, Run, machine, plain, refuse_foreign
@@ -33,6 +34,8 @@ from acefl.types import Arrival, State, Step
 
 if TYPE_CHECKING:
     from acefl.checkpoint import Every
+
+log = logging.getLogger("acefl")
 
 Progress = Callable[[float], None]  # called now and then with the fraction of the budget spent
 
@@ -108,7 +111,7 @@ def _refuse_mixed_up(task: Any, rule: Any, scenario: Any, stop: Any) -> None:
     require(stop is None or isinstance(stop, Stop), f"stop is {stop!r}; allowed: {allowed}")
 
 
-def _with_rounds(rule: Method, scenario: Scenario) -> Scenario:
+def _with_rounds(rule: Method, scenario: Scenario, clients: int) -> Scenario:
     """The scenario for a method with rounds: who is drawn for one is who is at work."""
     if not rule.rounds:
         return scenario
@@ -119,6 +122,7 @@ def _with_rounds(rule: Method, scenario: Scenario) -> Scenario:
     cohort = rule.cohort
     if cohort is None:
         return scenario
+    require(cohort <= clients, f"cohort is {cohort}; allowed: at most the number of clients, {clients}")
     at_work = scenario.concurrency
     require(at_work in (None, cohort), f"concurrency is {at_work}; allowed with {label(rule)}: {cohort}")
     return dataclasses.replace(scenario, concurrency=cohort)
@@ -149,7 +153,7 @@ class Simulation:
             f"norm_limit with {label(rule)}, whose clients send changes: one left out or cut would stay missing in the "
             "sum; allowed: methods whose clients send whole updates",
         )
-        scenario = _with_rounds(rule, scenario)
+        scenario = _with_rounds(rule, scenario, task.clients)
         self.task, self.settings, self.scenario, self.stop = task, rule, scenario, stop
         self.fleet = simulated_fleet(task, scenario, seed, differences=differences)
         self.events = Events()
@@ -162,6 +166,8 @@ class Simulation:
             task.clients,
             gate=Gate(task.clients, model, finite=not model.is_cuda, norm=norm_limit),
             on_arrival=partial(_note, self.fleet, self.events, self.observers),
+            on_dispatch=call_all(methods(self.observers, "dispatched")),
+            on_lost=call_all(methods(self.observers, "lost")),
             optimizer=optimizer,
             schedule=schedule.over(task.clients, stop, per_step(rule, scenario.clock)) if schedule else None,
         )
@@ -175,6 +181,8 @@ class Simulation:
         self.watcher = Watcher(task, self.fleet, evaluations)
         self._leavers = dropouts(scenario, task.clients, seed)
         self._left = self._back = not self._leavers
+        self._last_step = 0  # arrivals when the model last changed
+        self._patience = _patience(rule, self.mean_times()) if stop.arrivals is None and stop.time is None else None
         self._seconds = 0.0
         for started in methods(self.observers, "started"):
             started(self)
@@ -210,21 +218,42 @@ class Simulation:
             self.watcher.check_start()
         if self.watcher.diverged:
             return
-        for step in run(self.server, self.fleet, self.stop):
-            spent = self.stop.progress(step)
-            for observer in self.observers:
-                observer.stepped(step, self.server)
-            self._come_and_go(spent)
-            if spent >= self.watcher.due:
-                self._evaluate(step, spent)
-            self._seconds = time.perf_counter() - began
-            if self.events.reasons and self._refuses_everything():
-                self._evaluate(step, spent)
+        step, spent = Step(self.server.accepted, self.server.version, self.fleet.now, False), 0.0
+        try:
+            for step in run(self.server, self.fleet, self.stop):
+                spent = self.stop.progress(step)
+                for observer in self.observers:
+                    observer.stepped(step, self.server)
+                self._come_and_go(spent)
+                if spent >= self.watcher.due:
+                    self._evaluate(step, spent)
+                self._seconds = time.perf_counter() - began
+                if self.events.reasons and self._refuses_everything():
+                    self._evaluate(step, spent)
+                    yield spent
+                    return
+                self._check_progress(step)
                 yield spent
-                return
+                if self.watcher.diverged:
+                    return
+        except NothingInFlight as reason:
+            if not self.server.accepted:
+                raise
+            log.warning("the run ends early: %s", reason)
+            self.config["ended"] = str(reason)
+            self._evaluate(step, spent)
             yield spent
-            if self.watcher.diverged:
-                return
+
+    def _check_progress(self, step: Step) -> None:
+        """NothingInFlight for a run whose budget counts steps alone, when no more of them are to be expected."""
+        if step.stepped:
+            self._last_step = step.arrivals
+        elif self._patience is not None and step.arrivals - self._last_step > self._patience:
+            raise NothingInFlight(
+                f"no step in the last {step.arrivals - self._last_step:,} arrivals, and the budget counts steps alone: "
+                f"under the {self.scenario.clock} clock with these delays clients never send what "
+                f"{label(self.settings)} waits for; a budget of arrivals or time ends such a run"
+            )
 
     def _refuses_everything(self) -> bool:
         """Whether so many arrivals in a row were refused that none will be accepted, and the budget never spent."""
@@ -285,6 +314,7 @@ class Simulation:
             "observers": [take() for take in methods(self.observers, "state_dict")],
             "left": self._left,
             "back": self._back,
+            "last_step": self._last_step,
             "seconds": self._seconds,
         }
 
@@ -296,7 +326,13 @@ class Simulation:
         for give, own in zip(methods(self.observers, "load_state_dict"), state["observers"], strict=True):
             give(own)
         self._left, self._back = bool(state["left"]), bool(state["back"])
-        self._seconds = float(state["seconds"])
+        self._last_step, self._seconds = int(state["last_step"]), float(state["seconds"])
+
+
+def _patience(rule: Method, mean_times: Sequence[float]) -> int:
+    """Arrivals without a step after which none is to be expected: 400 times what comes in while the slowest client does
+    the tasks that one step takes, and 2,000 more."""
+    return 2_000 + int(400 * rule.tasks_per_step * sum(max(mean_times) / mean for mean in mean_times))
 
 
 def _note(fleet: SimulatedFleet, events: Events, observers: list[Observer], arrival: Arrival, reason: str) -> None:
@@ -361,6 +397,7 @@ class Watcher:
                 "mean_time": self._mean_times[client],
                 "samples": self._task.samples[client],
                 "participation": server.participation[client],
+                "last_sent": server.last_sent.get(client, -1),
                 "accuracy": float(accuracy[client]) if accuracy is not None else math.nan,
                 "loss": float(self._last.client_loss[client]),
             }

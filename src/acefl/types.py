@@ -37,6 +37,16 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """A client that was not at work has dropped out: it sends nothing until it is back and has been sent a model."""
+
+    client: int
+
+
+Event = Arrival | Lost | Left  # what a fleet delivers
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """What one turn of the loop did: the arrivals it took in, and where the run stands after it."""
 

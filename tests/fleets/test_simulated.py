@@ -18,7 +18,7 @@ from acefl.fleets.simulated import SampledFleet, SimulatedFleet, simulated_fleet
 from acefl.keyed import key
 from acefl.record import Run
 from acefl.timing import Durations, dropouts
-from acefl.types import Arrival, Lost, Vector
+from acefl.types import Arrival, Event, Left, Lost, Vector
 
 CLOCKS = ("event", "tick", "sampled")
 N, DIM, LR = 12, 6, 0.05
@@ -148,7 +148,7 @@ def drive(
         for event in events:
             if isinstance(event, Arrival):
                 model = model - LR * event.update
-        log.append((fleet.now, [(event.client, event.task) for event in events]))
+        log.append((fleet.now, [(event.client, getattr(event, "task", None)) for event in events]))
     return log, model
 
 
@@ -297,26 +297,28 @@ def test_nobody_waits_for_a_first_update_that_will_never_come(
 
 
 @pytest.mark.parametrize("clock", CLOCKS)
-def test_every_lost_task_is_reported_once_and_at_once(task: tasks.Quadratic, clock: str) -> None:
+def test_everybody_who_leaves_is_reported_once_and_at_once(task: tasks.Quadratic, clock: str) -> None:
     fleet = simulated_fleet(task, Scenario(clock=clock, concurrency=None if clock == "sampled" else 8), 0)
     fleet.dispatch(task.initial(), 0, newcomers_only=True)
-    heard = {event.client for event in fleet.next()}
+    idle = {event.client for event in fleet.next()}
     fleet.dispatch(task.initial(), 0, newcomers_only=True)
     now = fleet.now
     leavers = {client for client in range(N) if client % 2}
     fleet.drop(leavers)
     fleet.drop(leavers)
-    lost = fleet.next()
-    assert all(isinstance(event, Lost) for event in lost)
+    events = fleet.next()
+    lost = [event for event in events if isinstance(event, Lost)]
     assert fleet.now == now
-    assert leavers - heard <= {event.client for event in lost} <= leavers
-    assert len({event.task for event in lost}) == len(lost) == len({event.client for event in lost})
+    assert {event.client for event in events if isinstance(event, Left)} == leavers & idle
+    assert {event.client for event in lost} == leavers - idle
+    assert len({event.task for event in lost}) == len(lost)
+    assert len(events) == len(leavers)
     fleet.dispatch(task.initial(), 0, newcomers_only=False)
     later = [event for _ in range(30) for event in turn(fleet, task)]
     assert all(isinstance(event, Arrival) and event.client not in leavers for event in later)
 
 
-def turn(fleet: SimulatedFleet, task: tasks.Quadratic) -> list[Arrival | Lost]:
+def turn(fleet: SimulatedFleet, task: tasks.Quadratic) -> list[Event]:
     events = fleet.next()
     fleet.dispatch(task.initial(), 0, newcomers_only=False)
     return events

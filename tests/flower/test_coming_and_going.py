@@ -47,6 +47,18 @@ def test_a_node_that_leaves_is_lost_at_once_and_counts_again_when_it_returns() -
     assert 2 in server.rule.active
 
 
+def test_the_server_is_told_which_nodes_were_sent_which_model() -> None:
+    federated = Federated(ACED(tau=4), [EVERYBODY, [(0, None)], [(1, None), (2, None)], [(0, None)]])
+    server, before = federated.server, [0] * CLIENTS
+    for _ in federated.federation.advance():
+        if federated.grid.over:
+            break
+        came = [client for client in range(CLIENTS) if server.participation[client] > before[client]]
+        assert [server.last_sent[client] for client in came] == [server.version] * len(came)
+        before = list(server.participation)
+    assert server.last_sent[3] == 1
+
+
 def test_nobody_waits_for_a_node_that_dies_before_its_first_answer() -> None:
     federated = Federated(ACE(warmup="wait"), [[(0, None)], [(1, None)], [(2, None)], [(0, None)]])
     for _ in federated.federation.advance():

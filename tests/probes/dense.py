@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -47,6 +47,7 @@ class Dense:
     def __init__(self, oracle: Callable[[int, int], Oracle], arrivals: int) -> None:
         self._make, self._dim = oracle, arrivals
         self.came: list[Arrival] = []  # every accepted arrival
+        self._sent: list[tuple[list[int], int]] = []  # whom a model was sent to since the last of them
         self.weights: list[Numbers] = []  # of every step, one weight per arrival so far (later ones: 0)
         self.updates: list[torch.Tensor] = []  # what the model really stepped on
         self.arrivals: list[int] = []  # accepted before each step
@@ -59,8 +60,15 @@ class Dense:
         if not reason:
             unit = np.zeros(self._dim)
             unit[len(self.came)] = 1.0
+            for clients, version in self._sent:
+                if isinstance(self._oracle, ACEDOracle):
+                    self._oracle.dispatched(clients, version)
+            self._sent.clear()
             self._oracle.absorb(arrival.client, unit, arrival.trained_on, arrival.version)
             self.came.append(arrival)
+
+    def dispatched(self, clients: Sequence[int], version: int) -> None:
+        self._sent.append((list(clients), version))
 
     def stepped(self, step: Step, server: Server) -> None:
         if step.stepped:

@@ -32,7 +32,15 @@ def run(rule: Method, *observers: Any, task: Any = TASK, scenario: Scenario = SP
     return simulate(task, rule, lr=0.05, scenario=scenario, stop=stop, evaluations=4, observers=observers)
 
 
-@pytest.mark.parametrize("scenario", [SPREAD, Scenario(clock="tick", delay=2.0)], ids=["event", "tick"])
+SCENARIOS = {
+    "event": SPREAD,
+    "tick": Scenario(clock="tick", delay=2.0),
+    "two at a time": Scenario(concurrency=2),
+    "leaving": Scenario(spread=4.0, dropout=0.4, dropout_at=0.3, rejoin_at=0.6),
+}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
 @pytest.mark.parametrize(("rule", "oracle"), ORACLES, ids=NAMES)
 def test_influence_is_the_sum_of_weights_over_all_steps(
     rule: Method, oracle: Callable[[int, int], Oracle], scenario: Scenario

@@ -41,6 +41,12 @@ class Follower:
         if not reason:
             self.shadow.absorb(arrival)
 
+    def dispatched(self, clients: Sequence[int], version: int) -> None:
+        self.shadow.dispatched(clients, version)
+
+    def lost(self, client: int) -> None:
+        self.shadow.lost(client)
+
     def stepped(self, step: Step, server: Server) -> None:
         if step.stepped:
             self.shadow.step()

@@ -64,7 +64,7 @@ def serve(fleet: RayFleet, rule: Method, stop: Stop) -> tuple[Server, list[list[
     return server, [turn for turn in turns if turn]
 
 
-def replay(rule: Method, turns: list[list[tuple[int, int]]]) -> Vector:
+def replay(rule: Method, turns: list[list[tuple[int, int]]], last_sent: dict[int, int]) -> Vector:
     """The same arrivals from a script, computed here."""
     task = build_task(SOURCE, SEED)
 
@@ -73,7 +73,7 @@ def replay(rule: Method, turns: list[list[tuple[int, int]]]) -> Vector:
 
     model = task.initial()
     server = Server(model, rule.build(task.clients, model), 0.2, task.clients)
-    for _ in run(server, ScriptedFleet(turns, work), Stop(arrivals=sum(map(len, turns)))):
+    for _ in run(server, ScriptedFleet(turns, work, last_sent), Stop(arrivals=sum(map(len, turns)))):
         pass
     return server.model
 
@@ -88,7 +88,7 @@ def test_the_arrivals_of_actors_replayed_from_a_script_give_the_same_model(toget
     finally:
         fleet.close()
     assert min(server.participation) >= 1, "some client never got its turn"
-    alone = replay(rule, turns)
+    alone = replay(rule, turns, server.last_sent)
     if together == 1:
         assert torch.equal(alone, server.model)
     else:  # a product of several matrices at once may round otherwise

@@ -8,6 +8,7 @@ over the clients that count.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -69,6 +70,7 @@ class ACEDOracle:
         self.cache: dict[int, Numbers] = {}
         self.t_start: dict[int, int] = {}
         self.unanswered: list[int] = []  # who arrived since the last step, and gets the model after the next one
+        self.is_told = False  # who is sent the model; otherwise it is whoever arrived
         self.awaited = set(range(len(weights))) if wait else set()
 
     def absorb(self, client: int, update: Numbers, trained_on: int, version: int) -> bool:
@@ -87,11 +89,16 @@ class ACEDOracle:
             direction = weighted_mean([self.cache[i] for i in active], [self.weights[i] for i in active])
         else:
             direction = np.zeros(self.dim)  # "skip update if no valid fresh gradients": w^{t+1} = w^t
-        if self.resets_clock_on_dispatch:
+        if self.resets_clock_on_dispatch and not self.is_told:
             for i in self.unanswered:
                 self.t_start[i] = t + 1  # "send w^{t+1} to client j and update t_start"
         self.unanswered = []
         return direction
+
+    def dispatched(self, clients: Sequence[int], version: int) -> None:
+        self.is_told = True
+        if self.resets_clock_on_dispatch:
+            self.t_start |= {i: version for i in clients if i in self.cache}
 
     def forget(self, client: int) -> None:
         self.cache.pop(client, None)

@@ -32,6 +32,15 @@ def test_the_oldest_is_who_came_first_not_who_was_sent_a_model_first() -> None:
     assert rule.direction().item() == 0.5  # of 0 and 1: the model of task 2 came first
 
 
+def test_what_comes_in_one_turn_has_the_order_in_which_it_came() -> None:
+    rule = FedFa(window=2).build(4, torch.zeros(1))
+    for turn, tasks in enumerate(((0, 1), (4, 3, 2))):
+        for task in tasks:
+            rule.absorb(Arrival(task % 4, torch.tensor([float(task)]), 0, turn, task))
+        found = rule.direction().item()
+    assert found == (3 + 2) / 2, "the position is 0.5 after the first step, and the models lie 3 and 2 from there"
+
+
 def test_wrong_settings_are_refused_by_name() -> None:
     with pytest.raises(InvalidInput, match="window is 0"):
         FedFa(window=0)

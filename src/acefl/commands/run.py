@@ -189,6 +189,8 @@ def run(
     show.console().print(_final(finished))
     if finished.diverged:
         show.warn("the model diverged and the run ended early: try a smaller --lr")
+    elif "ended" in finished.config:
+        show.warn(f"the run ended early: {finished.config['ended']}")
     if out is not None:
         show.path("report", out / "report.html")
 

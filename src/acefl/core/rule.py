@@ -55,6 +55,9 @@ class Rule(Stateful, ABC):
     def join(self, clients: int, weight: float = 1.0) -> None:
         """The federation now has this many clients; the new ones weigh `weight`. Nobody waits for them."""
 
+    def dispatched(self, clients: Sequence[int], version: int) -> None:
+        """These clients were sent this version of the model."""
+
     def leave(self, client: int) -> bool:
         """The client has left for good: it no longer counts, and nobody waits for it. True: a step is due."""
         return False
@@ -117,6 +120,16 @@ class Method(ABC):
         return 1
 
     @property
+    def tasks_per_step(self) -> float:
+        """How many tasks of one client a step may take at most: for who wonders whether one will ever come."""
+        return 1
+
+    @property
+    def order_matters(self) -> bool:
+        """Whether a step depends on the order of what came in one turn."""
+        return False
+
+    @property
     def cohort(self) -> int | None:
         """How many clients are drawn for a round; None: all."""
         return None
@@ -129,4 +142,8 @@ class Buffered(Method):
 
     @property
     def arrivals_per_step(self) -> int | None:
+        return self.buffer
+
+    @property
+    def tasks_per_step(self) -> float:
         return self.buffer

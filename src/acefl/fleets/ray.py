@@ -34,7 +34,7 @@ from acefl.schedules import Schedule
 from acefl.server import Server
 from acefl.simulation import Progress
 from acefl.stop import Stop
-from acefl.types import Arrival, Lost, State, Vector
+from acefl.types import Arrival, Event, Lost, State, Vector
 
 log = logging.getLogger("acefl")
 
@@ -142,7 +142,8 @@ class RayFleet:
         """Wait for what is under way and drop it: its clients are free, and another server may use the fleet."""
         while self._jobs:
             for event in self.next():
-                self._trips.pop(event.task, None)
+                if isinstance(event, Arrival):
+                    del self._trips[event.task]
 
     @property
     def deaths(self) -> int:
@@ -152,15 +153,18 @@ class RayFleet:
     def attach(self, server: Server) -> None:
         """All clients are known from the start."""
 
-    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> None:
+    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> list[int]:
         self._version = version
         self._round += not newcomers_only
-        sent: Any = None
+        shared: Any = None
+        sent: list[int] = []
         for number, slot in enumerate(self._slots):
             while slot.busy < self._depth and (clients := self._next_clients(slot, newcomers_only)):
-                if sent is None:
-                    sent = self._share(model)
-                self._send(number, slot, clients, sent)
+                if shared is None:
+                    shared = self._share(model)
+                self._send(number, slot, clients, shared)
+                sent += clients
+        return sent
 
     def _next_clients(self, slot: _Slot, newcomers_only: bool) -> list[int]:
         if not newcomers_only:
@@ -191,7 +195,7 @@ class RayFleet:
         self._jobs[reference] = _Job(clients, self._tasks, self._version, number, slot.deaths, sent)
         self._tasks += len(clients)
 
-    def next(self) -> list[Arrival | Lost]:
+    def next(self) -> list[Event]:
         if not self._jobs:
             why = f": the last actor died with {self._last_death}" if self._last_death else ""
             raise NothingInFlight(f"no actor is at work and none can be sent work{why}")
@@ -221,7 +225,7 @@ class RayFleet:
         except self._ray.exceptions.RayError as error:
             return error
 
-    def _events(self, job: _Job, answer: Any) -> list[Arrival | Lost]:
+    def _events(self, job: _Job, answer: Any) -> list[Event]:
         slot = self._slots[job.slot]
         alive = job.life == slot.deaths
         slot.busy -= alive

@@ -15,7 +15,7 @@ from acefl.rules.ace import ClientMemory
 from acefl.state import lend
 from acefl.tasks.base import Task
 from acefl.timing import Durations, Scenario
-from acefl.types import Arrival, Lost, State, Vector
+from acefl.types import Arrival, Event, Left, Lost, State, Vector
 
 _WORK_STREAM, _IDLE_STREAM, _SAMPLE_STREAM = 11, 12, 13
 
@@ -51,24 +51,27 @@ class SimulatedFleet:
         self._visits = [0] * task.clients
         self.uploads = [0] * task.clients  # updates that have left a client, or may have, when it dropped out at work
         self._gone: set[int] = set()
-        self._lost: list[Arrival | Lost] = []  # not reported yet
+        self._departures: list[Lost | Left] = []  # not reported yet
         self._version = 0
         self._tasks = 0
 
-    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> None:
+    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> list[int] | None:
         self._version = version
         pools = self._new, self._idle
         if not newcomers_only:
             self._idle += self._back
             self._back.clear()
+        sent = []
         if self._all_busy:
-            for pool in pools:
-                for client in pool:
-                    self._start(client, model, version)
-                pool.clear()
-            return
+            sent = [*self._new, *self._idle]
+            for client in sent:
+                self._start(client, model, version)
+            self._new.clear()
+            self._idle.clear()
         while len(self._heap) < self._slots and any(pools):
-            self._start(self._draw(pools), model, version)
+            sent.append(self._draw(pools))
+            self._start(sent[-1], model, version)
+        return sent
 
     def _draw(self, pools: Sequence[list[int]]) -> int:
         """A keyed uniform choice: whoever has just finished has the same chance as the others to go next."""
@@ -86,24 +89,24 @@ class SimulatedFleet:
         heapq.heappush(self._heap, (when, task_id, client, version))
         self._work.add(task_id, client, work_key(self._seed, client, visit), model, version, when)
 
-    def next(self) -> list[Arrival | Lost]:
-        if self._lost:
-            return self._report_lost()
+    def next(self) -> list[Event]:
+        if self._departures:
+            return self._report_departures()
         if not self._heap:
             raise self._nothing_in_flight()
         if not self._ticks:
             return [self._finish()]
         self.now = max(self.now + 1.0, float(math.ceil(self._heap[0][0])))
         end = self.now
-        arrived: list[Arrival | Lost] = []
+        arrived: list[Event] = []
         while self._heap and self._heap[0][0] <= end:
             arrived.append(self._finish())
         self.now = end
         return arrived
 
-    def _report_lost(self) -> list[Arrival | Lost]:
-        lost, self._lost = self._lost, []
-        return lost
+    def _report_departures(self) -> list[Event]:
+        departures, self._departures = self._departures, []
+        return list(departures)
 
     def _nothing_in_flight(self) -> NothingInFlight:
         return NothingInFlight(
@@ -128,7 +131,7 @@ class SimulatedFleet:
     def drop(self, clients: Iterable[int]) -> None:
         """These clients are gone at once: what they are working on is lost, and they get no work until they rejoin.
 
-        One that was never sent anything is reported as lost too, so that nobody waits for its first update.
+        Every one of them is reported, at work or not, so that nobody waits for what it would have sent.
         """
         leaving = set(clients) - self._gone
         self._gone |= leaving
@@ -136,11 +139,13 @@ class SimulatedFleet:
             if client in leaving:
                 self._work.drop(task_id)
                 self.uploads[client] += 1
-                self._lost.append(Lost(client, task_id))
+                self._departures.append(Lost(client, task_id))
         for client in self._new:
             if client in leaving:
-                self._lost.append(Lost(client, self._tasks))
+                self._departures.append(Lost(client, self._tasks))
                 self._tasks += 1
+        reported = {event.client for event in self._departures}
+        self._departures += [Left(client) for client in sorted(leaving - reported)]
         self._heap = sorted(entry for entry in self._heap if entry[2] not in leaving)  # a sorted list is a heap
         self._new = [client for client in self._new if client not in leaving]
         self._idle = [client for client in self._idle if client not in leaving]
@@ -162,7 +167,7 @@ class SimulatedFleet:
             "visits": list(self._visits),
             "uploads": list(self.uploads),
             "gone": sorted(self._gone),
-            "lost": [[lost.client, lost.task] for lost in self._lost],
+            "departures": [[event.client, getattr(event, "task", None)] for event in self._departures],
             "version": self._version,
             "tasks": self._tasks,
             "work": self._work.state_dict(),
@@ -175,7 +180,9 @@ class SimulatedFleet:
         self._new, self._idle, self._back = (list(state[name]) for name in ("new", "idle", "back"))
         self._visits, self.uploads = list(state["visits"]), list(state["uploads"])
         self._gone = set(state["gone"])
-        self._lost = [Lost(client, task_id) for client, task_id in state["lost"]]
+        self._departures = [
+            Left(client) if task_id is None else Lost(client, task_id) for client, task_id in state["departures"]
+        ]
         self._version, self._tasks = int(state["version"]), int(state["tasks"])
         self._work.load_state_dict(state["work"])
         if self._memory is not None:
@@ -205,9 +212,9 @@ class SampledFleet(SimulatedFleet):
         self._version = version
         self._newcomers_only = newcomers_only
 
-    def next(self) -> list[Arrival | Lost]:
-        if self._lost:
-            return self._report_lost()
+    def next(self) -> list[Event]:
+        if self._departures:
+            return self._report_departures()
         task_id = self._tasks
         client = self._sample(task_id)
         self.now += 1.0

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
@@ -100,6 +101,12 @@ class ErrorTerms(Observer):
         self._stale[arrival.client] = arrival.trained_on
         self._arrivals += 1
         self.seconds += time.perf_counter() - began
+
+    def dispatched(self, clients: Sequence[int], version: int) -> None:
+        self._shadow.dispatched(clients, version)
+
+    def lost(self, client: int) -> None:
+        self._shadow.lost(client)
 
     def stepped(self, step: Step, server: Server) -> None:
         if not step.stepped:

@@ -8,7 +8,8 @@ Any other rule, a user's own too, is followed step by step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from acefl.core.rule import Method, Upload
+from acefl.core.rule import Method, Rule, Upload
 from acefl.probes.shadow import shadow_rule
 from acefl.rules.ace import ClientHeldACE, DirectACE, IncrementalACE
 from acefl.rules.aced import ACEDRule
@@ -46,6 +47,7 @@ class Influence:
         self._share_coordinates(group)
         self._nothing = torch.zeros(groups) if settings.uploads is Upload.CHANGE else None
         self._came: set[int] = set()
+        self._sent: deque[tuple[int, int, int]] = deque()
         self._settled = False  # whether the last step had nobody new in it
         self._last = np.zeros(groups)  # the weights of the last step that was computed
         self._again = 0  # how many steps with the same weights came after it
@@ -67,8 +69,19 @@ class Influence:
         units = torch.eye(groups).unbind(0)
         self._units = [units[place] for place in group.tolist()]
 
-    def follow(self, client: Whole, trained_on: Whole, version: Whole) -> None:
-        """Arrivals that whole steps were made of, in their order: those of one version made the step to the next."""
+    @property
+    def goes_by_dispatch(self) -> bool:
+        """Whether the rule wants to know who was sent a model when."""
+        return type(self._rule).dispatched is not Rule.dispatched
+
+    def follow(
+        self, client: Whole, trained_on: Whole, version: Whole, sent: Sequence[tuple[int, int, int]] = ()
+    ) -> None:
+        """Arrivals that whole steps were made of, in their order: those of one version made the step to the next.
+
+        `sent`: (how many of these arrivals came before, client, version) of models sent out.
+        """
+        self._sent = deque(sent)
         self._follow(client, trained_on, version)
 
     @property
@@ -97,6 +110,9 @@ class Influence:
                     continue
                 self._settled = known
             for row in range(start, stop):
+                while self._sent and self._sent[0][0] <= row:
+                    _, whom, model = self._sent.popleft()
+                    self._rule.dispatched([whom], model)
                 self._absorb(clients[row], models[row], versions[row])
             if self._members is not None:
                 self._members.step()

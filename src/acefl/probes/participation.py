@@ -60,6 +60,11 @@ class Participation(Observer):
         order = sorted(range(self._clients), key=lambda i: (mean_times[i], i))
         self._influence = Influence(self._settings, self._clients, self._samples, order, MOST_GROUPS)
         self._followed = 0  # arrivals whose step is made, and known to the shadow
+        self._sent: list[tuple[int, int, int]] = []  # (arrivals before it, client, version): models sent since then
+
+    def dispatched(self, clients: Sequence[int], version: int) -> None:
+        if self._influence.goes_by_dispatch:
+            self._sent += [(len(self._events.time), client, version) for client in clients]
 
     def stepped(self, step: Step, server: Server) -> None:
         self._version = step.version
@@ -103,6 +108,7 @@ class Participation(Observer):
             "version": self._version,
             "followed": self._followed,
             "shown": self._shown,
+            "sent": [list(entry) for entry in self._sent],
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -110,6 +116,7 @@ class Participation(Observer):
         self._influence.load_state_dict(state["influence"])
         self._version = int(state["version"])
         self._followed, self._shown = int(state["followed"]), int(state["shown"])
+        self._sent = [(rows, client, version) for rows, client, version in state["sent"]]
 
     def shares(self) -> Array | None:
         """Every client's share of influence; None before the first step."""
@@ -126,8 +133,11 @@ class Participation(Observer):
         row, client, trained_on, version = self._accepted(self._followed)
         done = int(np.searchsorted(version, self._version))
         if done:
-            self._influence.follow(client[:done], trained_on[:done], version[:done])
             self._followed = int(row[done - 1]) + 1
+            known = [entry for entry in self._sent if entry[0] < self._followed]
+            sent = [(int(np.searchsorted(row, rows)), client, version) for rows, client, version in known]
+            del self._sent[: len(known)]
+            self._influence.follow(client[:done], trained_on[:done], version[:done], sent)
 
     def _accepted(self, since: int) -> tuple[Whole, Whole, Whole, Whole]:
         """Row, client, model and version of the accepted arrivals from this row of the log on."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -88,6 +88,14 @@ class Shadow:
         self._rule.absorb(
             Arrival(arrival.client, unit, arrival.trained_on, arrival.version, arrival.task),
         )
+
+    def dispatched(self, clients: Sequence[int], version: int) -> None:
+        """Whom a model was sent to, for rules that want to know."""
+        self._rule.dispatched(clients, version)
+
+    def lost(self, client: int) -> None:
+        """Nobody waits for this client any more."""
+        self._rule.lost(client)
 
     def step(self) -> None:
         """The model has stepped."""

@@ -29,8 +29,10 @@ class ACED(Method):
     """All-Client Engagement, Delay-aware: the mean over A(t), the clients that are fresh enough at step t.
 
     `freshness="dispatch"` is the algorithm line by line: a client counts until `tau` steps after it was last sent a
-    model, and the arriving client's clock is reset only after the step it triggers. `freshness="model"` is the paper's
-    notation table: a row counts while the model it was computed on is at most `tau` steps old.
+    model, and the arriving client's clock is reset only after the step it triggers. The loop tells the rule who was
+    sent one; a rule that is never told (driven by hand, or under the sampled clock) takes it that whoever arrives is
+    sent the next model at once. `freshness="model"` is the paper's notation table: a row counts while the model it was
+    computed on is at most `tau` steps old.
     """
 
     tau: int = 50  # the paper's tau_algo, in server steps
@@ -53,7 +55,7 @@ class ACED(Method):
 
 
 class ACEDRule(Rule):
-    saved = ("_start", "_active", "_active_weight", "_restarting", "_seen", "_members", "table", "_total")
+    saved = ("_start", "_active", "_active_weight", "_restarting", "_is_told", "_seen", "_members", "table", "_total")
 
     def __init__(self, settings: ACED, weights: list[float], like: Vector, table: Table) -> None:
         self.tau = settings.tau
@@ -67,7 +69,8 @@ class ACEDRule(Rule):
         self._active: set[int] = set()
         self._active_weight = 0.0
         self._queue: list[tuple[int, int]] = []  # (start, client); an entry whose start is outdated is skipped
-        self._restarting: list[list[int]] = []  # [version, client]: of one version; to be sent version + 1
+        self._restarting: list[list[int]] = []  # [version it was or will be sent, client], since the last arrival
+        self._is_told = False  # by the loop, who was sent a model
         self._seen: set[int] = set()
 
     @property
@@ -100,9 +103,16 @@ class ACEDRule(Rule):
             if fresh:
                 self._activate(client)
         self._set_start(client, arrival.trained_on)
-        if self._restarts_on_dispatch:
-            self._restarting.append([now, client])
+        if self._restarts_on_dispatch and not self._is_told:
+            self._restarting.append([now + 1, client])
         return not self._warming
+
+    def dispatched(self, clients: Sequence[int], version: int) -> None:
+        """These clients were sent this version. Their clocks restart before the next arrival: until then `direction`
+        gives what the last step was made of."""
+        if self._restarts_on_dispatch:
+            self._is_told = True
+            self._restarting += [[version, client] for client in clients]
 
     def direction(self) -> Vector:
         if not self._active:
@@ -135,13 +145,14 @@ class ACEDRule(Rule):
         return False
 
     def _restart_dispatched(self, now: int) -> None:
-        """After the step an arrival triggered, its client is sent the new model: its clock restarts and it counts."""
-        if not self._restarting or self._restarting[0][0] == now:
+        """Whoever was sent a model since the last arrival: its clock restarts, and what it sent before counts again."""
+        if not self._restarting or self._restarting[0][0] > now:
             return
         for version, client in self._restarting:
-            self._set_start(client, version + 1)
-            if client not in self._active:
-                self._activate(client)
+            if client in self._seen:
+                self._set_start(client, version)
+                if client not in self._active:
+                    self._activate(client)
         self._restarting.clear()
 
     def _expire(self, now: int) -> None:

@@ -33,9 +33,11 @@ class MaleniaSGD(Method):
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         return MaleniaRule(clients, ClientMeans(clients, like, self.home), self.batch)
 
+    arrivals_per_step = None
+
     @property
-    def arrivals_per_step(self) -> int | None:
-        return None
+    def tasks_per_step(self) -> float:
+        return self.batch
 
 
 class MaleniaRule(Rule):

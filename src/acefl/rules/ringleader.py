@@ -25,6 +25,8 @@ class RingleaderASGD(Method):
 
     home: str | os.PathLike[str] = "memory"  # of a path, a second file beside it holds the next round's rows
 
+    arrivals_per_step = None
+
     def __post_init__(self) -> None:
         require(bool(str(self.home)), "home is empty; allowed: 'memory', 'device' or a path")
 
@@ -32,10 +34,6 @@ class RingleaderASGD(Method):
         second = self.home if self.home in ("memory", "device") else f"{os.fspath(self.home)}-next"
         tables = ClientMeans(clients, like, self.home), ClientMeans(clients, like, second)
         return RingleaderRule(clients, *tables)
-
-    @property
-    def arrivals_per_step(self) -> int | None:
-        return None
 
 
 class RingleaderRule(Rule):

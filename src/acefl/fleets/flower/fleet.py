@@ -34,7 +34,7 @@ from acefl.fleets.flower.records import (
 from acefl.fleets.flower.roster import FAILURES, Node, Roster
 from acefl.fleets.flower.survey import Survey
 from acefl.server import Server
-from acefl.types import Arrival, Lost, State, Vector
+from acefl.types import Arrival, Event, Lost, State, Vector
 
 log = logging.getLogger("acefl")
 
@@ -157,7 +157,7 @@ class FlowerFleet:
             self._scan()
         self._began = self._clock()
 
-    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> None:
+    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> list[int]:
         self._version, self._newcomers_only = version, newcomers_only
         if self._clock() - self._scanned >= SCAN:
             self._scan()
@@ -174,6 +174,7 @@ class FlowerFleet:
             for node in ready:
                 node.busy = True
                 self._send(node, arrays, version, MessageType.TRAIN)
+        return [node.client for node in ready]
 
     def _arrays(self, model: Vector, version: int) -> Callable[[], ArrayRecord]:
         """What makes a message's arrays: once per model, in the thread that sends the first of its messages."""
@@ -206,7 +207,7 @@ class FlowerFleet:
 
         self._post.send(task, message)
 
-    def next(self) -> list[Arrival | Lost]:
+    def next(self) -> list[Event]:
         self._end_if_nothing_can_come()
         results = self._post.collect(max(0.0, self._scanned + SCAN - self._clock()))
         self.now = self._clock() - self._began
