@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from acefl import convergence
-from acefl.errors import InvalidInput
-from acefl.report import recorded, staleness, style
+from acefl.errors import InvalidInput, require
+from acefl.report import clients, recorded, style
 from acefl.report.recorded import Comparison, Method
 
 _TERMS = ("noise", "bias", "delay")
+PREDICTED = -0.5  # the exponent of the mean squared gradient in T and in n, by the paper's Theorem 1
 _LEAST = 1e-9  # of the mean squared error: below this a term is rounding, and shown as none
 
 
@@ -38,8 +39,7 @@ class Diagnosis:
     @property
     def looks(self) -> dict[str, style.Look]:
         """How each method is drawn, in the order of the labels."""
-        bare = [Method(label, label.partition("(")[0], {}, math.nan, [], []) for label in self.labels]
-        looks = style.looks(self.methods.methods if self.methods is not None else bare)
+        looks = style.looks_of(self.labels) if self.methods is None else style.looks(self.methods.methods)
         return {label: looks[label] for label in self.labels}
 
 
@@ -99,9 +99,9 @@ def participation(found: Diagnosis) -> pd.DataFrame:
         row: dict[str, Any] = {"method": method.label}
         names = ("influence_clients", "influence_gini", "influence_speed", "influence_slow", *served, "gap")
         row |= {name: _mean(method, name) for name in names if found.methods.measures(name)}
-        counts = staleness.of_all(method)
+        counts = clients.staleness_counts(method)
         for name, q in (("median", 0.5), ("p90", 0.9), ("max", 1.0)):
-            row[f"staleness_{name}"] = float(staleness.quantile(counts, q)) if counts else math.nan
+            row[f"staleness_{name}"] = float(clients.quantile(counts, q)) if counts else math.nan
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -127,21 +127,27 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
     """The table as text, under headings for people."""
     columns: dict[str, list[str]] = {"method": list(table["method"])}
     if "noise" in table:
-        gone = table["bias"] < _LEAST * table["mse"]
-        columns["noise"] = [f"{value:.2g}" for value in table["noise"]]
-        columns["is σ² /"] = [f"{value:.3g}" for value in table["averages"]]
-        columns["bias"] = ["none" if none else f"{value:.2g}" for none, value in zip(gone, table["bias"], strict=True)]
-        columns["is ζ² ×"] = [
-            "0" if none else f"{value:.2g}" for none, value in zip(gone, table["bias_share"], strict=True)
+        gone = list(table["bias"] < _LEAST * table["mse"])
+        columns["noise"] = _written(table["noise"], ".2g")
+        columns["is σ² /"] = _written(table["averages"], ".3g")
+        columns["bias"] = [
+            "none" if none else text for none, text in zip(gone, _written(table["bias"], ".2g"), strict=True)
         ]
-        columns["delay"] = [f"{value:.2g}" for value in table["delay"]]
+        columns["is ζ² ×"] = [
+            "0" if none else text for none, text in zip(gone, _written(table["bias_share"], ".2g"), strict=True)
+        ]
+        columns["delay"] = _written(table["delay"], ".2g")
     if "amplified" in table:
-        columns["delay × het."] = [f"{value:.3g}" for value in table["amplified"]]
+        columns["delay × het."] = _written(table["amplified"], ".3g")
     if "mse" in table:
-        columns["error"] = [f"{value:.2g}" for value in table["mse"]]
-        columns["gradient"] = [f"{value:.2g}" for value in table["squared_gradient"]]
+        columns["error"] = _written(table["mse"], ".2g")
+        columns["gradient"] = _written(table["squared_gradient"], ".2g")
         columns["cosine"] = [signed(value) for value in table["cos_update"]]
     return pd.DataFrame(columns)
+
+
+def _written(values: pd.Series, digits: str) -> list[str]:
+    return [format(value, digits) for value in values]
 
 
 _WHO = {
@@ -178,12 +184,34 @@ def slopes(found: Diagnosis) -> pd.DataFrame:
     rows = []
     for (task, method, against), points in found.rate.groupby(["task", "method", "against"], sort=False):
         for over in ("whole", "second_half"):
-            slope = convergence.fit(points[against].tolist(), points[over].tolist())
+            slope = fit(points[against].tolist(), points[over].tolist())
             rows.append(
                 {"task": task, "method": method, "against": against, "over": over}
-                | {"slope": slope.value, "low": slope.low, "high": slope.high, "predicted": convergence.PREDICTED}
+                | {"slope": slope.value, "low": slope.low, "high": slope.high, "predicted": PREDICTED}
             )
     return pd.DataFrame(rows)
+
+
+class Slope(NamedTuple):
+    """An exponent with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def fit(x: Sequence[float], y: Sequence[float]) -> Slope:
+    """The exponent k of y = a x^k: least squares in log-log axes, and the interval from its residuals."""
+    from scipy.stats import t as student
+
+    require(len(set(x)) >= 2 and len(x) >= 3, "a slope needs at least three points at two places")
+    across, up = np.log(np.asarray(x, dtype=float)), np.log(np.asarray(y, dtype=float))
+    away = across - across.mean()
+    slope = float(away @ up / (away @ away))
+    left = up - up.mean() - slope * away
+    error = math.sqrt(float(left @ left) / (len(x) - 2) / float(away @ away))
+    half = float(student.ppf(0.975, len(x) - 2)) * error
+    return Slope(slope, slope - half, slope + half)
 
 
 def readable_slopes(table: pd.DataFrame) -> pd.DataFrame:
