@@ -334,8 +334,9 @@ def _staleness_of_all(comparison: Comparison, pooled: dict[str, Counter[int]]) -
                 [row, row + 0.4],
                 "markers+text",
                 marker=triangle,
-                text=["", f"median {median:,}, largest {most:,}"],
+                text=["", f"median {median:,}<br>largest {most:,}"],
                 textposition="middle left",
+                cliponaxis=False,
                 hovertemplate=f"median {median:,}<br>largest {most:,}<extra></extra>",
                 showlegend=False,
             )

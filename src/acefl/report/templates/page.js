@@ -4,8 +4,20 @@
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const family = getComputedStyle(document.body).fontFamily;
 
+  // plotly does not break an axis title: on a narrow screen it is set smaller and in lines that fit.
+  const fitted = (axis, room) => {
+    if (room > 380 || !axis.title.text) return axis;
+    const lines = [""];
+    axis.title.text.split(" ").forEach((word) => {
+      const longer = `${lines.at(-1)} ${word}`.trim();
+      if (longer.length > 26) lines.push(word);
+      else lines[lines.length - 1] = longer;
+    });
+    return { ...axis, title: { ...axis.title, text: lines.join("<br>"), font: { size: 12 } } };
+  };
+
   // Ink and grid follow the reader's light or dark scheme; the methods' colours do not.
-  const themed = (layout) => {
+  const themed = (layout, room) => {
     const axis = { gridcolor: colour("--grid"), linecolor: colour("--rule"), tickcolor: colour("--rule") };
     return {
       ...layout,
@@ -13,8 +25,8 @@
       plot_bgcolor: colour("--paper"),
       font: { ...layout.font, family, color: colour("--ink") },
       hoverlabel: { bgcolor: colour("--tint"), bordercolor: colour("--rule"), font: { family, color: colour("--ink") } },
-      xaxis: { ...axis, ...layout.xaxis },
-      yaxis: { ...axis, ...layout.yaxis },
+      xaxis: { ...axis, ...fitted(layout.xaxis, room) },
+      yaxis: { ...axis, ...fitted(layout.yaxis, room) },
     };
   };
 
@@ -38,7 +50,7 @@
 
   const plots = panels.map((panel) => document.getElementById(panel.id));
   const drawn = panels.map((panel, place) =>
-    Plotly.newPlot(plots[place], panel.traces, themed(panel.layout), {
+    Plotly.newPlot(plots[place], panel.traces, themed(panel.layout, plots[place].clientWidth), {
       responsive: true,
       displaylogo: false,
       modeBarButtons: [[save(panel), "zoom2d", "pan2d", "resetScale2d"]],
@@ -57,9 +69,10 @@
     });
   });
 
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-    plots.forEach((plot, place) => Plotly.react(plot, plot.data, themed(panels[place].layout)));
-  });
+  const again = () =>
+    plots.forEach((plot, place) => Plotly.react(plot, plot.data, themed(panels[place].layout, plot.clientWidth)));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
+  matchMedia("(max-width: 600px)").addEventListener("change", again);
 
   Promise.all(drawn).then(() => {
     document.body.dataset.drawn = String(drawn.length);
