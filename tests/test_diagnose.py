@@ -54,7 +54,7 @@ def test_who_counts_and_who_is_served_is_in_a_table(folder: Path) -> None:
         assert table.loc[method, "staleness_median"] == staleness.quantile(0.5, interpolation="lower")
         assert table.loc[method, "staleness_max"] == staleness.max()
         assert table.loc[method, "worst_loss"] == max(row["loss"] for row in run.clients)
-    text = diagnosis.readable_participation(table.reset_index())
+    text = diagnosis.readable(table.reset_index())
     assert set(text["clients that count"]) > {"10"}
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "correlation with speed" in page
@@ -187,7 +187,7 @@ def test_the_recorded_diagnosis_says_what_is_written_beside_it() -> None:
     record = Path(__file__).parents[1] / "experiments/ace/theory"
     written = (record / "README.md").read_text(encoding="utf-8")
     terms = diagnosis.load(record / "terms")
-    for row in diagnosis.readable_participation(diagnosis.participation(terms)).itertuples(index=False):
+    for row in diagnosis.readable(diagnosis.participation(terms)).itertuples(index=False):
         staleness, served = ", ".join(row[5:8]), ", ".join(row[8:11])
         assert f"| {staleness} | {served} |" in written
     for row in diagnosis.impact(terms).itertuples(index=False):

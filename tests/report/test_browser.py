@@ -13,6 +13,7 @@ from tests.report.fixtures import SIX, write_comparison
 
 from acefl import report
 from acefl.report import figures, recorded
+from acefl.sweep import Grid, sweep
 
 _DRAWN = """
 return Array.from(document.querySelectorAll(".plot"), (plot) => {
@@ -79,3 +80,22 @@ def test_a_task_without_accuracy_is_drawn_too(browser: Chrome, tmp_path: Path) -
     _open(browser, report.build(directory))
     assert all(plot["marks"] > 0 for plot in browser.execute_script(_DRAWN))
     assert _complaints(browser) == []
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [400, 1600])
+def test_a_page_fits_the_screen_and_its_tables_scroll(browser: Chrome, tmp_path: Path, width: int) -> None:
+    size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    grid = {"method": ["ACE", "ASGD"], "lr": 0.05, "evaluations": 2, "stop": {"arrivals": 20}}
+    swept = sweep(Grid.of({**grid, "task": {"name": "quadratic", "clients": 4, "dim": 2}}), tmp_path / "s", workers=1)
+    compared = write_comparison(tmp_path / "c", seeds=(0, 1), clients=20, arrivals=200, evaluations=10)
+    for directory in (swept.directory, compared):
+        _open(browser, report.build(directory))
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        cut = "return Array.from(document.querySelectorAll('table'), (t) => t.closest('.wide') === null)"
+        assert not any(browser.execute_script(cut)), "a table that cannot scroll"
+    titles = "return Array.from(document.querySelectorAll('.xtitle'), (t) => t.getBoundingClientRect().toJSON())"
+    for box in browser.execute_script(titles):
+        assert box["left"] >= 0, "an axis title begins beyond the screen"
+        assert box["right"] <= width, "an axis title ends beyond the screen"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import statistics
@@ -238,6 +239,17 @@ def test_importing_the_report_is_cheap() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "plotly" not in loaded
     assert "acefl.report.page" not in loaded
+
+
+def test_the_report_reads_records_and_imports_nothing_that_makes_them() -> None:
+    below = ("acefl.errors", "acefl.record", "acefl.report")
+    for path in Path(report.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            named = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            named += [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            for module in named:
+                allowed = module.partition(".")[0] != "acefl" or module.startswith(below)
+                assert allowed, f"{path.name} imports {module}"
 
 
 # -- bad input ------------------------------------------------------------------------------------------------------

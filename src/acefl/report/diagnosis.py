@@ -123,34 +123,16 @@ def _amplified(cells: pd.DataFrame, label: str) -> float:
     return float(slow["delay"][slow.index.max()] / slow["delay"][slow.index.min()])
 
 
-def readable(table: pd.DataFrame) -> pd.DataFrame:
-    """The table as text, under headings for people."""
-    columns: dict[str, list[str]] = {"method": list(table["method"])}
-    if "noise" in table:
-        gone = list(table["bias"] < _LEAST * table["mse"])
-        columns["noise"] = _written(table["noise"], ".2g")
-        columns["is σ² /"] = _written(table["averages"], ".3g")
-        columns["bias"] = [
-            "none" if none else text for none, text in zip(gone, _written(table["bias"], ".2g"), strict=True)
-        ]
-        columns["is ζ² ×"] = [
-            "0" if none else text for none, text in zip(gone, _written(table["bias_share"], ".2g"), strict=True)
-        ]
-        columns["delay"] = _written(table["delay"], ".2g")
-    if "amplified" in table:
-        columns["delay × het."] = _written(table["amplified"], ".3g")
-    if "mse" in table:
-        columns["error"] = _written(table["mse"], ".2g")
-        columns["gradient"] = _written(table["squared_gradient"], ".2g")
-        columns["cosine"] = [signed(value) for value in table["cos_update"]]
-    return pd.DataFrame(columns)
-
-
-def _written(values: pd.Series, digits: str) -> list[str]:
-    return [format(value, digits) for value in values]
-
-
-_WHO = {
+_COLUMNS = {  # of both tables: heading, and how numbers are written
+    "noise": ("noise", ".2g"),
+    "averages": ("is σ² /", ".3g"),
+    "bias": ("bias", ".2g"),
+    "bias_share": ("is ζ² ×", ".2g"),
+    "delay": ("delay", ".2g"),
+    "amplified": ("delay × het.", ".3g"),
+    "mse": ("error", ".2g"),
+    "squared_gradient": ("gradient", ".2g"),
+    "cos_update": ("cosine", ".2f"),
     "influence_clients": ("clients that count", ".0f"),
     "influence_gini": ("Gini", ".2f"),
     "influence_speed": ("correlation with speed", ".2f"),
@@ -168,13 +150,16 @@ _WHO = {
 }
 
 
-def readable_participation(table: pd.DataFrame) -> pd.DataFrame:
-    """Who counts and who is served, as text under headings for people."""
+def readable(table: pd.DataFrame) -> pd.DataFrame:
+    """`impact` or `participation` as text, under headings for people; a bias that is only rounding is none."""
     columns = {"method": list(table["method"])}
-    for name, (heading, digits) in _WHO.items():
+    for name, (heading, digits) in _COLUMNS.items():
         if name in table:
             columns[heading] = ["–" if math.isnan(v) else _minus(format(v, digits)) for v in table[name]]
-    return pd.DataFrame(columns)
+    text = pd.DataFrame(columns)
+    if "bias" in table:
+        text.loc[table["bias"] < _LEAST * table["mse"], ["bias", "is ζ² ×"]] = "none", "0"
+    return text
 
 
 def slopes(found: Diagnosis) -> pd.DataFrame:
@@ -240,7 +225,9 @@ def signed(value: float) -> str:
 
 def _minus(text: str) -> str:
     """With the sign that people read; what rounds to nothing has none."""
-    return text.lstrip("-") if float(text.rstrip("%").replace(",", "")) == 0 else text.replace("-", "−")
+    if not text.startswith("-"):
+        return text
+    return text[1:] if float(text.rstrip("%").replace(",", "")) == 0 else f"−{text[1:]}"
 
 
 def sentences(found: Diagnosis) -> list[str]:

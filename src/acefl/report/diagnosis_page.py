@@ -55,7 +55,7 @@ def _subtitle(found: Diagnosis) -> str:
 def _tables(found: Diagnosis) -> list[page.Table]:
     shown = [diagnosis.readable(diagnosis.impact(found))] if found.labels else []
     if found.methods is not None:
-        shown.append(diagnosis.readable_participation(diagnosis.participation(found)))
+        shown.append(diagnosis.readable(diagnosis.participation(found)))
     if found.rate is not None:
         shown.append(diagnosis.readable_slopes(slopes(found)))
     return [page.table_of(text, looks=found.looks) for text in shown]

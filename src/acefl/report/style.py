@@ -101,7 +101,6 @@ def layout(x_title: str, y_title: str, height: int = 340, **changes: Any) -> dic
         "height": height,
         "margin": {"l": 64, "r": 16, "t": 12, "b": 52},
         "showlegend": False,
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
         "hovermode": "closest",
         "font": {"size": 14},
     }

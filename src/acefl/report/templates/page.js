@@ -4,6 +4,8 @@
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const family = getComputedStyle(document.body).fontFamily;
 
+  const above = { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 };
+
   // plotly does not break an axis title: on a narrow screen it is set smaller and in lines that fit.
   const fitted = (axis, room) => {
     if (room > 380 || !axis.title.text) return axis;
@@ -24,6 +26,7 @@
       paper_bgcolor: colour("--paper"),
       plot_bgcolor: colour("--paper"),
       font: { ...layout.font, family, color: colour("--ink") },
+      legend: above,
       hoverlabel: { bgcolor: colour("--tint"), bordercolor: colour("--rule"), font: { family, color: colour("--ink") } },
       xaxis: { ...axis, ...fitted(layout.xaxis, room) },
       yaxis: { ...axis, ...fitted(layout.yaxis, room) },
@@ -38,7 +41,7 @@
       const layout = {
         ...plot.layout,
         showlegend: true,
-        legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
+        legend: above,
         title: { text: panel.title, x: 0.02, y: 0.97, yanchor: "top" },
         margin: { ...plot.layout.margin, t: 110 },
         width: 960,
