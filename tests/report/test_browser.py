@@ -51,6 +51,9 @@ def test_every_figure_is_drawn(browser: Chrome, tmp_path: Path) -> None:
         assert plot["marks"] > 0, plot
         assert plot["width"] > 200, plot
         assert plot["height"] > 200, plot
+    texts = browser.find_elements(By.CSS_SELECTOR, "#staleness-0 .textpoint")
+    shown = [text.get_attribute("textContent") or "" for text in texts if text.rect["width"] > 0]
+    assert sum("median" in text and "largest" in text for text in shown) == len(SIX)
     fetched = browser.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
     assert [name for name in fetched if not name.startswith("data:")] == []
     assert _complaints(browser) == []

@@ -330,7 +330,7 @@ def _staleness_of_all(comparison: Comparison, pooled: dict[str, Counter[int]]) -
         traces.append(
             marks(
                 label,
-                [np.log10(1 + median), right],
+                [np.log10(1 + median), 0.995 * right],  # beyond the axis nothing is drawn
                 [row, row + 0.4],
                 "markers+text",
                 marker=triangle,
