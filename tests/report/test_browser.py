@@ -52,7 +52,7 @@ def test_every_figure_is_drawn(browser: Chrome, tmp_path: Path) -> None:
         assert plot["width"] > 200, plot
         assert plot["height"] > 200, plot
     texts = browser.find_elements(By.CSS_SELECTOR, "#staleness-0 .textpoint")
-    shown = [text.get_attribute("textContent") or "" for text in texts if text.rect["width"] > 0]
+    shown = [text.get_attribute("textContent") or "" for text in texts if text.is_displayed()]
     assert sum("median" in text and "largest" in text for text in shown) == len(SIX)
     fetched = browser.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
     assert [name for name in fetched if not name.startswith("data:")] == []
