@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from selenium.webdriver import Chrome
 from selenium.webdriver.support.ui import WebDriverWait
 
-from acefl import ACE, ASGD, FedBuff, InvalidInput, Stop, amplification, convergence, report, tasks
+from acefl import ACE, ASGD, FedBuff, InvalidInput, Stop, amplification, report, tasks
 from acefl.cli import main
 from acefl.diagnose import diagnose, measure
 from acefl.record import load
@@ -54,7 +54,7 @@ def test_who_counts_and_who_is_served_is_in_a_table(folder: Path) -> None:
         assert table.loc[method, "staleness_median"] == staleness.quantile(0.5, interpolation="lower")
         assert table.loc[method, "staleness_max"] == staleness.max()
         assert table.loc[method, "worst_loss"] == max(row["loss"] for row in run.clients)
-    text = diagnosis.readable_participation(table.reset_index())
+    text = diagnosis.readable(table.reset_index())
     assert set(text["clients that count"]) > {"10"}
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "correlation with speed" in page
@@ -187,7 +187,7 @@ def test_the_recorded_diagnosis_says_what_is_written_beside_it() -> None:
     record = Path(__file__).parents[1] / "experiments/ace/theory"
     written = (record / "README.md").read_text(encoding="utf-8")
     terms = diagnosis.load(record / "terms")
-    for row in diagnosis.readable_participation(diagnosis.participation(terms)).itertuples(index=False):
+    for row in diagnosis.readable(diagnosis.participation(terms)).itertuples(index=False):
         staleness, served = ", ".join(row[5:8]), ", ".join(row[8:11])
         assert f"| {staleness} | {served} |" in written
     for row in diagnosis.impact(terms).itertuples(index=False):
@@ -217,7 +217,7 @@ def test_a_method_that_steps_once_per_buffer_moves_at_the_same_pace() -> None:
 def test_the_exponent_of_a_power_law_is_found(exponent: float, factor: float, x: list[float]) -> None:
     if max(x) / min(x) < 1.01:
         return
-    slope = convergence.fit(x, [factor * value**exponent for value in x])
+    slope = diagnosis.fit(x, [factor * value**exponent for value in x])
     assert slope.value == pytest.approx(exponent, abs=1e-9)
     assert slope.low == pytest.approx(slope.high, abs=1e-9)
 
@@ -226,11 +226,11 @@ def test_intervals_of_slopes_cover_the_true_one_as_often_as_they_say() -> None:
     """400 fits to 12 points with 20 % noise: coverage is 95 % +- 1.1 %; below 90 % with a chance of 1e-5."""
     draw = np.random.default_rng(0)
     x = np.repeat([500.0, 1_000.0, 2_000.0, 4_000.0], 3)
-    fits = [convergence.fit(x.tolist(), (x**-0.5 * np.exp(draw.normal(0, 0.2, 12))).tolist()) for _ in range(400)]
+    fits = [diagnosis.fit(x.tolist(), (x**-0.5 * np.exp(draw.normal(0, 0.2, 12))).tolist()) for _ in range(400)]
     assert np.mean([fit.low <= -0.5 <= fit.high for fit in fits]) > 0.90
     assert math.isclose(np.mean([fit.value for fit in fits]), -0.5, abs_tol=0.03)
 
 
 def test_a_slope_needs_points() -> None:
     with pytest.raises(InvalidInput, match="three points at two places"):
-        convergence.fit([1, 2], [1, 2])
+        diagnosis.fit([1, 2], [1, 2])

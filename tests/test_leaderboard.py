@@ -17,8 +17,8 @@ from acefl.advise import SIGNS, advise, decision_table, simplest, symptoms_of, u
 from acefl.cli import main
 from acefl.experiment import build_task
 from acefl.leaderboard import MEANING, SCENARIOS, TASKS, scenario_of, stop_of
+from acefl.report.standings import Board, half_width
 from acefl.rules import parse
-from acefl.standings import Board, half_width
 
 BOTH = (ACE(), FedBuff())
 

@@ -15,8 +15,8 @@ import pandas as pd
 import pytest
 
 import acefl.sweep as sweeping
+from acefl import report
 from acefl.errors import InvalidInput
-from acefl.report import sweeps
 from acefl.sweep import Grid, parse_axis, results, sweep
 
 SMALL: dict[str, Any] = {
@@ -161,7 +161,7 @@ def test_a_broken_grid_file_gets_one_line(tmp_path: Path) -> None:
 
 def test_the_page_shows_a_map_and_a_curve_for_what_varies(tmp_path: Path) -> None:
     sweep(Grid.of(SMALL), tmp_path / "s", workers=1)
-    html = sweeps.build(tmp_path / "s").read_text()
+    html = report.build(tmp_path / "s").read_text()
     assert "map-client-loss-lr-task-heterogeneity" in html
     assert "along-lr" in html
-    assert html == sweeps.build(tmp_path / "s").read_text()
+    assert html == report.build(tmp_path / "s").read_text()

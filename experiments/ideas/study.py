@@ -25,8 +25,8 @@ from experiments.leaderboard.publish import filled  # noqa: E402
 from acefl.leaderboard import leaderboard  # noqa: E402
 from acefl.record import read_json  # noqa: E402
 from acefl.report.metrics import by_key  # noqa: E402
+from acefl.report.standings import SHOWN, Board, half_width, scores_of  # noqa: E402
 from acefl.rules import parse  # noqa: E402
-from acefl.standings import SHOWN, Board, half_width, scores_of  # noqa: E402
 
 KNOWN = ("ACE", "ACED", "CA2FL")
 IDEAS = ("DampedACE", "FadingACED", "MomentumACE")

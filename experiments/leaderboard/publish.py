@@ -16,7 +16,7 @@ from pathlib import Path
 from acefl.advise import decision_table
 from acefl.leaderboard import MEANING
 from acefl.report.metrics import by_key
-from acefl.standings import RECORDED, SHOWN, Board, written
+from acefl.report.standings import RECORDED, SHOWN, Board, written
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "acefl" / RECORDED

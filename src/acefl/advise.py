@@ -17,8 +17,8 @@ import numpy as np
 from acefl.errors import require
 from acefl.leaderboard import MEANING
 from acefl.record import Run
+from acefl.report.standings import SHOWN, Board, Standing
 from acefl.rules import METHODS, from_settings, label
-from acefl.standings import SHOWN, Board, Standing
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from acefl.core.rule import Method
-from acefl.errors import require
 from acefl.experiment import Job, make
 from acefl.probes import TrueGradient
 from acefl.record import Run
@@ -24,7 +23,6 @@ from acefl.rules import ACE, ASGD, label
 from acefl.stop import Stop
 from acefl.timing import Scenario
 
-PREDICTED = -0.5
 _SPREAD = 10.0  # of client speeds: the theorem allows any bounded delay
 
 
@@ -102,26 +100,3 @@ def squared_gradient(run: Run) -> dict[str, float]:
 
 def _mean(steps: Any, values: Any) -> float:
     return float(np.trapezoid(values, steps) / (steps[-1] - steps[0]))
-
-
-@dataclasses.dataclass(frozen=True)
-class Slope:
-    """An exponent with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-def fit(x: Sequence[float], y: Sequence[float]) -> Slope:
-    """The exponent k of y = a x^k: least squares in log-log axes, and the interval from its residuals."""
-    from scipy.stats import t as student
-
-    require(len(set(x)) >= 2 and len(x) >= 3, "a slope needs at least three points at two places")
-    across, up = np.log(np.asarray(x, dtype=float)), np.log(np.asarray(y, dtype=float))
-    away = across - across.mean()
-    slope = float(away @ up / (away @ away))
-    left = up - up.mean() - slope * away
-    error = math.sqrt(float(left @ left) / (len(x) - 2) / float(away @ away))
-    half = float(student.ppf(0.975, len(x) - 2)) * error
-    return Slope(slope, slope - half, slope + half)

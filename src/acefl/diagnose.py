@@ -65,7 +65,7 @@ def diagnose(
     `amplification` and `rate` (on tasks of their own). quick: everything in seconds, to see what it looks like; its
     numbers mean little.
     """
-    from acefl.report import diagnosis_page
+    from acefl import report
 
     for part in parts:
         one_of("part", part, PARTS)
@@ -102,7 +102,7 @@ def diagnose(
             "wall_seconds": time.perf_counter() - began,
         }
         write_json(folder / "diagnose.json", content)
-        diagnosis_page.build(folder)
+        report.build(folder)
     return Path(out)
 
 

@@ -152,13 +152,13 @@ def tune(
     with open_pool(workers, here=here) as pool, as_in_a_worker(enabled=not here):
         tuning = _Search(plan, ranges, built.objective, budget, log, pool, progress).run()
     if out is not None:
-        from acefl.report import halving
+        from acefl import report
 
         found = {"lr": tuning.lr, "method": label(tuning.rule), "spent": tuning.spent, "arrivals": tuning.arrivals}
         trials = [dataclasses.asdict(trial) for trial in tuning.trials]
         ending = {"command": command_line("acefl.tune(...)"), "machine": machine()}
         write_json(Path(out) / "tuning.json", {**described, "found": found, "trials": trials, **ending})
-        halving.build(Path(out))
+        report.build(Path(out))
     return tuning
 
 

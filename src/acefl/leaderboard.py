@@ -116,7 +116,7 @@ def leaderboard(
     the virtual time in which the others have so many. budget: how many whole runs the tuning of a cell may cost. quick:
     everything in a minute, to see what it looks like; its numbers mean nothing.
     """
-    from acefl.report import boards
+    from acefl import report
 
     if quick:
         arrivals, budget, seeds = _QUICK["arrivals"], _QUICK["budget"], _QUICK["seeds"]
@@ -138,6 +138,7 @@ def leaderboard(
         "seeds": list(seeds),
         "tasks": tasks,
         "scenarios": {name: dataclasses.asdict(scenario) for name, scenario in SCENARIOS.items()},
+        "meaning": dict(MEANING),
     }
     _claim(folder, claim)
     cells = [
@@ -162,7 +163,7 @@ def leaderboard(
     board = {**claim, "command": command_line("acefl.leaderboard(...)"), "machine": machine()}
     took = {"took": _took(folder) + time.perf_counter() - began, "core_seconds": sum(row["seconds"] for row in rows)}
     write_board(folder / "leaderboard.json", {**board, **took, "rows": rows})
-    boards.build(folder)
+    report.build(folder)
     return folder
 
 

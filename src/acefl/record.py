@@ -8,6 +8,7 @@ else; loading never executes code.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -279,6 +280,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InvalidInput(f"{path} does not hold a JSON object")
     return content
+
+
+def settings_name(settings: Mapping[str, Any]) -> str:
+    """The name of a run that is known by its settings alone, as the cells of a sweep are."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def plain(value: Any) -> Any:

@@ -18,9 +18,7 @@ A grid is a TOML file:
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
-import json
 import os
 import re
 import tomllib
@@ -32,7 +30,7 @@ from typing import Any
 from acefl import optimizers, schedules
 from acefl.errors import InvalidInput, require
 from acefl.experiment import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, Job, make
-from acefl.record import FORMAT, machine, read_json, write_json
+from acefl.record import FORMAT, machine, read_json, settings_name, write_json
 from acefl.rules import parse
 from acefl.stop import Stop
 from acefl.timing import Scenario
@@ -51,8 +49,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        text = json.dumps(self.settings, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return settings_name(self.settings)
 
     def job(self, folder: Path) -> Job:
         settings = self.settings
@@ -263,16 +260,6 @@ def _words(cell: Cell, grid: Grid) -> str:
 
 def results(directory: str | os.PathLike[str]) -> Any:
     """One row per finished cell as a DataFrame: what varied, the final metrics, steps, arrivals, time."""
-    import pandas as pd
+    from acefl.report import sweeps
 
-    folder = Path(directory)
-    note = read_json(folder / "sweep.json")
-    rows = []
-    for cell in Grid(note["axes"], note["fixed"]).cells():
-        path = folder / "cells" / cell.name / "summary.json"
-        if path.exists():
-            summary = read_json(path)
-            varied = {axis: cell.settings[axis] for axis in note["axes"]}
-            counts = {name: summary[name] for name in ("steps", "arrivals", "time", "wall_seconds", "diverged")}
-            rows.append({**varied, **summary["final"], **counts, "cell": cell.name})
-    return pd.DataFrame(rows)
+    return sweeps.results(Path(directory))

@@ -13,6 +13,7 @@ from tests.report.fixtures import SIX, write_comparison
 
 from acefl import report
 from acefl.report import figures, recorded
+from acefl.sweep import Grid, sweep
 
 _DRAWN = """
 return Array.from(document.querySelectorAll(".plot"), (plot) => {
@@ -50,6 +51,9 @@ def test_every_figure_is_drawn(browser: Chrome, tmp_path: Path) -> None:
         assert plot["marks"] > 0, plot
         assert plot["width"] > 200, plot
         assert plot["height"] > 200, plot
+    texts = browser.find_elements(By.CSS_SELECTOR, "#staleness-0 .textpoint")
+    shown = [text.get_attribute("textContent") or "" for text in texts if text.is_displayed()]
+    assert sum("median" in text and "largest" in text for text in shown) == len(SIX)
     fetched = browser.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
     assert [name for name in fetched if not name.startswith("data:")] == []
     assert _complaints(browser) == []
@@ -79,3 +83,22 @@ def test_a_task_without_accuracy_is_drawn_too(browser: Chrome, tmp_path: Path) -
     _open(browser, report.build(directory))
     assert all(plot["marks"] > 0 for plot in browser.execute_script(_DRAWN))
     assert _complaints(browser) == []
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [400, 1600])
+def test_a_page_fits_the_screen_and_its_tables_scroll(browser: Chrome, tmp_path: Path, width: int) -> None:
+    size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    grid = {"method": ["ACE", "ASGD"], "lr": 0.05, "evaluations": 2, "stop": {"arrivals": 20}}
+    swept = sweep(Grid.of({**grid, "task": {"name": "quadratic", "clients": 4, "dim": 2}}), tmp_path / "s", workers=1)
+    compared = write_comparison(tmp_path / "c", seeds=(0, 1), clients=20, arrivals=200, evaluations=10)
+    for directory in (swept.directory, compared):
+        _open(browser, report.build(directory))
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        cut = "return Array.from(document.querySelectorAll('table'), (t) => t.closest('.wide') === null)"
+        assert not any(browser.execute_script(cut)), "a table that cannot scroll"
+    titles = "return Array.from(document.querySelectorAll('.xtitle'), (t) => t.getBoundingClientRect().toJSON())"
+    for box in browser.execute_script(titles):
+        assert box["left"] >= 0, "an axis title begins beyond the screen"
+        assert box["right"] <= width, "an axis title ends beyond the screen"

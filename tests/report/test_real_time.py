@@ -14,7 +14,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from tests.report.fixtures import SIX, write_run
 
 from acefl import report
-from acefl.report import recorded, timeline
+from acefl.report import figures, recorded
 
 CLIENTS, ARRIVALS = 5, 60
 UP, DOWN = 2_404, 40_000
@@ -55,7 +55,7 @@ def test_what_travelled_is_said_per_answer_and_in_all(federation: Path) -> None:
 
 def test_the_timeline_has_every_answer_at_its_place(federation: Path) -> None:
     events = pd.read_parquet(federation / "events.parquet")
-    drawn = timeline.figure(recorded.load(federation))
+    drawn = figures.timeline(recorded.load(federation))
     assert drawn is not None
     [panel] = drawn.panels
     work, accepted, refused = panel.traces
@@ -75,13 +75,13 @@ def test_the_timeline_has_every_answer_at_its_place(federation: Path) -> None:
 )
 def test_no_timeline_where_nobody_real_was_at_work(federation: Path, changed: dict[str, Any]) -> None:
     change(federation / "config.json", **changed)
-    assert timeline.figure(recorded.load(federation)) is None
+    assert figures.timeline(recorded.load(federation)) is None
 
 
 def test_no_timeline_of_more_clients_than_can_be_told_apart(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", SIX[0], seed=0, clients=100, arrivals=ARRIVALS)
     change(directory / "config.json", scenario={"clock": "wall", "fleet": "ray"})
-    assert timeline.figure(recorded.load(directory)) is None
+    assert figures.timeline(recorded.load(directory)) is None
     assert "against seconds" in report.build(directory).read_text("utf-8")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import statistics
@@ -20,7 +21,7 @@ from tests.report.fixtures import SIX, Invented, write_comparison, write_run
 
 from acefl import report
 from acefl.errors import InvalidInput
-from acefl.report import curves, figures, headline, recorded, style, tables
+from acefl.report import figures, headline, recorded, style, tables
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +135,7 @@ def test_headline_says_when_learning_rates_were_not_tuned(small: Path) -> None:
 
 def test_curve_is_the_plain_mean_where_seeds_were_evaluated_together() -> None:
     seeds = [pd.DataFrame({"step": [0, 10, 20], "accuracy": [0.1, a, b]}) for a, b in ((0.5, 0.8), (0.7, 0.9))]
-    curve = curves.over_seeds(seeds, "step", "accuracy")
+    curve = figures.over_seeds(seeds, "step", "accuracy")
     assert curve is not None
     assert curve.x.tolist() == [0, 10, 20]
     assert curve.mean == pytest.approx([0.1, 0.6, 0.85])
@@ -145,7 +146,7 @@ def test_curve_is_the_plain_mean_where_seeds_were_evaluated_together() -> None:
 def test_curve_ends_with_the_shortest_seed() -> None:
     short = pd.DataFrame({"time": [0.0, 4.0, 8.0], "gap": [1.0, 0.5, None]})
     long = pd.DataFrame({"time": [0.0, 5.0, 9.0], "gap": [1.0, 0.5, 0.1]})
-    curve = curves.over_seeds([short, long], "time", "gap")
+    curve = figures.over_seeds([short, long], "time", "gap")
     assert curve is not None
     assert curve.x.tolist() == [0.0, 4.0]
     assert curve.mean[-1] == pytest.approx((0.5 + 0.6) / 2)
@@ -153,7 +154,7 @@ def test_curve_ends_with_the_shortest_seed() -> None:
 
 def test_curve_keeps_few_points_and_both_ends() -> None:
     history = pd.DataFrame({"arrival": range(10_000), "accuracy": np.linspace(0, 1, 10_000)})
-    curve = curves.over_seeds([history], "arrival", "accuracy")
+    curve = figures.over_seeds([history], "arrival", "accuracy")
     assert curve is not None
     assert len(curve.x) == 400
     assert (curve.x[0], curve.x[-1]) == (0, 9999)
@@ -238,6 +239,17 @@ def test_importing_the_report_is_cheap() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "plotly" not in loaded
     assert "acefl.report.page" not in loaded
+
+
+def test_the_report_reads_records_and_imports_nothing_that_makes_them() -> None:
+    below = ("acefl.errors", "acefl.record", "acefl.report")
+    for path in Path(report.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            named = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            named += [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            for module in named:
+                allowed = module.partition(".")[0] != "acefl" or module.startswith(below)
+                assert allowed, f"{path.name} imports {module}"
 
 
 # -- bad input ------------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def advise(
     from acefl import advise as advising
     from acefl import record
     from acefl.commands import show
-    from acefl.standings import Board
+    from acefl.report.standings import Board
 
     if directory is not None:
         _refuse_settings_beside_a_run()

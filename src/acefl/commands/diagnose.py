@@ -117,7 +117,7 @@ def diagnose(
     if len(impact):
         show.console().print(_table(diagnosis.readable(impact)))
     if len(who):
-        show.console().print(_table(diagnosis.readable_participation(who)))
+        show.console().print(_table(diagnosis.readable(who)))
     if len(slopes):
         show.console().print(_table(diagnosis.readable_slopes(slopes)))
     show.console().print(f"took {found.content['wall_seconds']:.0f} s")

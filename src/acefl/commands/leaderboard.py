@@ -73,7 +73,7 @@ def leaderboard(
     from acefl import leaderboard as boards
     from acefl import record
     from acefl.commands import show as showing
-    from acefl.standings import Board
+    from acefl.report.standings import Board
 
     if show is not None or recorded:
         _print(Board.recorded() if show is None else Board.read(show), json)
@@ -98,7 +98,7 @@ def leaderboard(
 
 def _print(board: object, json: bool) -> None:
     from acefl.commands import show
-    from acefl.standings import SHOWN, Board
+    from acefl.report.standings import SHOWN, Board
 
     assert isinstance(board, Board)
     if json:

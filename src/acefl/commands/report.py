@@ -22,10 +22,10 @@ def report(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Rebuild the report of a run, a comparison or a diagnosis.
+    """Rebuild the report of anything recorded: a run, a comparison, a sweep.
 
-    DIR is what compare or diagnose wrote, or run with --out. The page is made from its files
-    alone, on any machine.
+    DIR is what compare, diagnose, sweep or leaderboard wrote, or run or tune with
+    --out. The page is made from its files alone, on any machine.
 
     Examples:
       acefl report acefl-compare
@@ -35,7 +35,7 @@ def report(
     from acefl.commands import show
 
     written = page.build(directory, out)
-    table = page.summary_table(directory) if not (directory / "diagnose.json").exists() else None
+    table = page.summary_table(directory) if page.compares(directory) else None
     if json:
         summary = {} if table is None else {"summary": table.to_dict("records")}
         show.print_json({"directory": directory, "report": written, **summary})

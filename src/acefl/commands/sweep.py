@@ -35,17 +35,17 @@ def sweep(
       acefl sweep --vary method=ACE,ASGD --vary lr=0.05,0.2 --vary task.alpha=0.1,1
       acefl sweep grid.toml --vary seed=0,1,2,3,4 --ray auto
     """
+    from acefl import report
     from acefl import sweep as sweeping
     from acefl.commands import show
     from acefl.errors import require
-    from acefl.report import sweeps
 
     require(grid is not None or bool(vary), "nothing to sweep: give GRID.toml, --vary KEY=V,V, or both")
     content: dict[str, Any] = sweeping.read_settings(grid) if grid is not None else {}
     chosen = sweeping.Grid.of({**content, **dict(map(sweeping.parse_axis, vary or []))})
     with show.job_bar(quiet=json) as progress:
         outcome = sweeping.sweep(chosen, out, workers=workers, ray=ray, progress=progress)
-    page = sweeps.build(out) if outcome.done else None
+    page = report.build(out) if outcome.done else None
     if json:
         show.print_json(
             {

@@ -1,7 +1,8 @@
-"""A recorded run or comparison as one self-contained page, and as a table.
+"""What was recorded as one self-contained page, and as a table.
 
-Everything here reads files that `acefl.record` wrote, never live objects, so a report can be rebuilt years later on
-another machine. Heavy imports (pandas, plotly) wait until a function is called.
+Everything here reads files that were recorded, never live objects, so a report can be rebuilt years later on another
+machine. Pages are templates (`templates/`), figures are plain data for plotly.js, and nothing here imports what makes
+the records. Heavy imports (pandas, jinja2, plotly) wait until a function is called.
 """
 
 from __future__ import annotations
@@ -12,18 +13,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["build", "summary_table"]
+__all__ = ["build", "compares", "summary_table"]
 
 
 def build(directory: Path, out: Path | None = None) -> Path:
     """Write the page for a recorded directory and return where it is (`DIRECTORY/report.html` by default)."""
-    from acefl.report import boards, diagnosis_page, halving, page, recorded
+    from acefl.report import boards, comparison, diagnosis_page, page, search, sweeps
 
-    kinds = {"diagnose.json": diagnosis_page.build, "tuning.json": halving.build, "leaderboard.json": boards.build}
-    for name, own in kinds.items():
-        if (Path(directory) / name).exists():
-            return own(Path(directory), out)
-    return page.write(recorded.load(directory), Path(out) if out is not None else Path(directory) / "report.html")
+    kinds = {
+        "diagnose.json": diagnosis_page.render,
+        "tuning.json": search.render,
+        "leaderboard.json": boards.render,
+        "sweep.json": sweeps.render,
+    }
+    directory = Path(directory)
+    render = next((own for name, own in kinds.items() if (directory / name).exists()), comparison.render)
+    return page.write(render(directory), Path(out) if out is not None else directory / "report.html")
+
+
+def compares(directory: Path) -> bool:
+    """Whether the directory holds a comparison, or a lone run: what has a summary table."""
+    return any((Path(directory) / name).exists() for name in ("compare.json", "config.json"))
 
 
 def summary_table(directory: Path) -> pd.DataFrame:

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import math
-from html import escape
 from pathlib import Path
 
-from acefl.leaderboard import MEANING
-from acefl.report import page, provenance, style
-from acefl.report.drawing import Figure, Panel, numbers
+from acefl.report import comparison, page, style
+from acefl.report.drawing import Figure, Panel, heatmap
 from acefl.report.metrics import by_key
-from acefl.standings import SHOWN, Board, written
+from acefl.report.page import Cell, Table
+from acefl.report.standings import SHOWN, Board, written
 
 _ALSO = {"digits": ("client_loss", "slow_accuracy", "accuracy"), "quadratic": ("gap",)}
 
 
-def build(directory: Path, out: Path | None = None) -> Path:
-    """Write the page for a leaderboard's directory and return where it is (`DIRECTORY/report.html` by default)."""
+def render(directory: Path) -> str:
+    """The page of a leaderboard's directory."""
     board = Board.read(directory)
-    shown = [(task, key) for task in board.tasks for key in _ALSO[task]]
-    html = page.assemble(
+    return page.render(
+        "leaderboard",
         title="Leaderboard",
         subtitle=f"{len(board.methods)} methods · {len(board.scenarios)} scenarios · {len(board.tasks)} tasks",
         sentences=[*_sentences(board), f"{board.cost}."],
-        table="".join(f"<h3>{escape(_title(task, key))}</h3>{_table(board, task, key)}" for task, key in shown),
-        notes=_notes(board),
-        legend="",
+        tables=[_table(board, task, key) for task in board.tasks for key in _ALSO[task]],
         figures=[_map(board, task, SHOWN[task]) for task in board.tasks],
-        provenance=provenance.details(dict(board.content), ("tasks", "arrivals", "budget", "seeds")) + _tuned(board),
+        seeds=len(board.content["seeds"]),
+        scenarios=board.meaning,
+        made=comparison.facts(dict(board.content), ("tasks", "arrivals", "budget", "seeds")),
+        tuned=_tuned(board),
     )
-    return page.write_whole(html, Path(out) if out is not None else directory / "report.html")
 
 
 def _title(task: str, key: str) -> str:
@@ -45,28 +44,17 @@ def _sentences(board: Board) -> list[str]:
     return sentences
 
 
-def _notes(board: Board) -> str:
-    scenarios = "; ".join(f"<b>{escape(name)}</b>: {escape(MEANING.get(name, name))}" for name in board.scenarios)
-    return (
-        f"Mean and 95 % interval over {len(board.content['seeds'])} seeds; of the gap, geometric mean and factor "
-        "either way. Bold: the best, and whoever cannot be told apart from it seed by seed (paired 95 % interval; with "
-        f"so many comparisons one in twenty is an accident). {scenarios}."
-    )
-
-
-def _table(board: Board, task: str, key: str) -> str:
+def _table(board: Board, task: str, key: str) -> Table:
     metric = by_key(key)
     columns = {name: {one.method: one for one in board.column(task, name, key)} for name in board.scenarios}
-    head = "".join(f"<th>{escape(name)}</th>" for name in ["method", *board.scenarios, "mean rank"])
     rows = []
     for method, rank in board.ranks(task, key).items():
-        cells = [f'<th scope="row">{escape(method)}</th>']
+        cells = [Cell(method)]
         for name in board.scenarios:
             standing = columns[name].get(method)
-            mark = ' class="best"' if standing is not None and standing.first else ""
-            cells.append(f"<td{mark}>{escape(written(standing, metric))}</td>")
-        rows.append(f"<tr>{''.join(cells)}<td>{rank:.1f}</td></tr>")
-    return f'<table class="results"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+            cells.append(Cell(written(standing, metric), standing is not None and standing.first))
+        rows.append([*cells, Cell(f"{rank:.1f}")])
+    return Table(["method", *board.scenarios, "mean rank"], rows, _title(task, key))
 
 
 def _map(board: Board, task: str, key: str) -> Figure:
@@ -75,30 +63,20 @@ def _map(board: Board, task: str, key: str) -> Figure:
     columns = {name: {one.method: one.mean for one in board.column(task, name, key)} for name in board.scenarios}
     means = [[columns[name].get(method, math.nan) for name in board.scenarios] for method in methods]
     heights = [[math.log10(value) if value > 0 else math.nan for value in row] if metric.log else row for row in means]
-    trace = {
-        "type": "heatmap",
-        "x": board.scenarios,
-        "y": [escape(method) for method in methods],
-        "z": [numbers(row) for row in heights],
-        "text": [[metric.write_short(value) for value in row] for row in means],
-        "texttemplate": "%{text}",
-        "colorscale": "Viridis",
-        "reversescale": not metric.higher_is_better,
-        "showscale": False,
-    }
-    layout = style.layout(
-        "scenario", "", height=120 + 26 * len(methods), xaxis={"type": "category"}, yaxis={"type": "category"}
-    )
+    text = [[metric.write_short(value) for value in row] for row in means]
+    colours = {"colorscale": "Viridis", "reversescale": not metric.higher_is_better}
+    names = {"type": "category"}
+    layout = style.layout("scenario", "", height=120 + 26 * len(methods), xaxis=names, yaxis=names)
     caption = "Brighter is better" + (", in orders of magnitude." if metric.log else ".")
-    return Figure(f"map-{task}", _title(task, key), caption, [Panel("", [trace], layout)])
+    panel = Panel("", [heatmap(board.scenarios, methods, heights, text, **colours)], layout)
+    return Figure(f"map-{task}", _title(task, key), caption, [panel])
 
 
-def _tuned(board: Board) -> str:
+def _tuned(board: Board) -> Table:
     """Every cell's settings: what somebody who wants to use one needs."""
-    head = "<tr>" + "".join(f"<th>{name}</th>" for name in ("task", "scenario", "method", "lr", "trials")) + "</tr>"
-    rows = "".join(
-        f"<tr><td>{escape(row['task'])}</td><td>{escape(row['scenario'])}</td><td>{escape(row['tuned'])}</td>"
-        f"<td>{row['lr']:.4g}</td><td>{row['tuning']['trials']}</td></tr>"
+    rows = [
+        [row["task"], row["scenario"], row["tuned"], f"{row['lr']:.4g}", str(row["tuning"]["trials"])]
         for row in board.content["rows"]
-    )
-    return f'<div class="wide"><table class="settings"><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
+    ]
+    headings = ["task", "scenario", "method", "lr", "trials"]
+    return Table(headings, [[Cell(text) for text in row] for row in rows], named=0, kind="settings")

@@ -1,7 +1,8 @@
-"""Who takes part and who is served: figures with the clients ordered from fast to slow."""
+"""Figures about clients, from fast to slow: who takes part, who is served, who makes the model, how stale it is."""
 
 from __future__ import annotations
 
+from collections import Counter
 from html import escape
 from typing import Any
 
@@ -9,12 +10,31 @@ import numpy as np
 import numpy.typing as npt
 
 from acefl.report import style
-from acefl.report.drawing import Figure, Panel, band, line, numbers, seeds_said, solid_first
+from acefl.report.drawing import (
+    Figure,
+    Panel,
+    Trace,
+    area,
+    band,
+    line,
+    marks,
+    numbers,
+    row_names,
+    scatter,
+    seeds_said,
+    solid_first,
+)
 from acefl.report.recorded import Comparison, Method, Run
 
 Array = npt.NDArray[np.float64]
 
+_BY_SPEED = "clients, fastest to slowest"
 _MOST_BARS = 200
+_GROUPS = 20  # of clients by speed, along an axis
+_ROW = 0.86  # height of the tallest histogram, in rows
+
+
+# -- who takes part -------------------------------------------------------------------------------------------------
 
 
 def participation(comparison: Comparison) -> Figure:
@@ -26,19 +46,19 @@ def participation(comparison: Comparison) -> Figure:
     top = max(max(counts) for counts in alike) * 1.06 or 1.0
     panels = []
     for counts, labels in alike.items():
-        lone = len(labels) == 1
-        colour = looks[labels[0]].colour if lone else style.NEUTRAL
+        lone = labels[0] if len(labels) == 1 else ""
         heading = "All methods alike" if 1 < len(labels) == len(comparison.methods) else ", ".join(labels)
         shares = np.asarray(counts)
-        traces = [_bars(labels[0] if lone else "", colour, shares), _equal_share(shares)]
+        places = sorted({1, *(round(len(counts) * part / 4) for part in (1, 2, 3, 4))} - {0})
         layout = style.layout(
-            "clients, fastest to slowest",
+            _BY_SPEED,
             "accepted arrivals",
             height=290,
             bargap=0.15,
-            xaxis={"range": [0, len(counts) + 1], "showgrid": False, "tickvals": _places(len(counts))},
+            xaxis={"range": [0, len(counts) + 1], "showgrid": False, "tickvals": places},
             yaxis={"range": [0, top]},
         )
+        traces = [_bars(lone, looks[lone].colour if lone else style.NEUTRAL, shares), _equal_share(shares)]
         panels.append(Panel(heading, traces, layout, note=_fifths(shares)))
     caption = (
         "How often each client's work reached the model, clients ordered from fastest to slowest by their mean task "
@@ -48,7 +68,7 @@ def participation(comparison: Comparison) -> Figure:
     return Figure("participation", "Who takes part", caption, panels, columns=min(3, len(panels)))
 
 
-def _bars(label: str, colour: str, counts: Array) -> dict[str, Any]:
+def _bars(label: str, colour: str, counts: Array) -> Trace:
     """One bar per client; where there are more than can be told apart, one per group of neighbours."""
     groups = np.array_split(counts, min(len(counts), _MOST_BARS))
     ranks = np.cumsum([len(group) for group in groups]) - [(len(group) - 1) / 2 for group in groups]
@@ -63,24 +83,36 @@ def _bars(label: str, colour: str, counts: Array) -> dict[str, Any]:
     }
 
 
-def _equal_share(counts: Array) -> dict[str, Any]:
+def _equal_share(counts: Array) -> Trace:
     equal = float(counts.mean())
-    return {
-        "type": "scatter",
-        "mode": "lines+text",
-        "name": "equal share",
-        "text": ["", "equal share"],
-        "textposition": "top left",
-        "textfont": {"color": style.SIGNAL},
-        "x": [0.5, len(counts) + 0.5],
-        "y": numbers([equal, equal]),
-        "line": {"color": style.SIGNAL, "width": 2, "dash": "dash"},
-        "hovertemplate": f"equal share: {equal:.1f}<extra></extra>",
-    }
+    return scatter(
+        "equal share",
+        [0.5, len(counts) + 0.5],
+        [equal, equal],
+        "lines+text",
+        text=["", "equal share"],
+        textposition="top left",
+        textfont={"color": style.SIGNAL},
+        line={"color": style.SIGNAL, "width": 2, "dash": "dash"},
+        hovertemplate=f"equal share: {equal:.1f}<extra></extra>",
+    )
 
 
-def _places(count: int) -> list[int]:
-    return sorted({1, *(round(count * part / 4) for part in (1, 2, 3, 4))} - {0})
+def _over_seeds(method: Method, column: str) -> Array:
+    """Mean over seeds by rank of speed, for with `slow="random"` the same rank is another client in each seed."""
+    per_seed = [run.clients[column].to_numpy(float) for run in method.runs]
+    shortest = min(len(values) for values in per_seed)
+    return np.asarray(np.stack([values[:shortest] for values in per_seed]).mean(axis=0))
+
+
+def _fifths(counts: Array) -> str:
+    """What the fastest and the slowest fifth contributed, in words."""
+    fifth, total = max(1, len(counts) // 5), float(counts.sum()) or 1.0
+    fast, slow = counts[:fifth].sum() / total, counts[-fifth:].sum() / total
+    return f"fastest fifth {fast:.0%} of arrivals, slowest fifth {slow:.1%}"
+
+
+# -- who is served --------------------------------------------------------------------------------------------------
 
 
 def fairness(comparison: Comparison) -> Figure | None:
@@ -94,13 +126,8 @@ def fairness(comparison: Comparison) -> Figure | None:
         if len(panels) == 2
         else "Every client's score on its own data, clients in groups of equal size by speed. "
     )
-    return Figure(
-        "fairness",
-        "Slow clients against fast clients",
-        caption + seeds_said(len(comparison.seeds)) + _worst(comparison),
-        panels,
-        columns=len(panels),
-    )
+    caption += seeds_said(len(comparison.seeds)) + _worst(comparison)
+    return Figure("fairness", "Slow clients against fast clients", caption, panels, columns=len(panels))
 
 
 def _worst(comparison: Comparison) -> str:
@@ -113,60 +140,41 @@ def _worst(comparison: Comparison) -> str:
 
 
 def _two_fifths(comparison: Comparison) -> Panel | None:
-    if len(comparison.methods) < 2 or not (
-        comparison.measures("slow_accuracy") and comparison.measures("fast_accuracy")
-    ):
+    measured = comparison.measures("slow_accuracy") and comparison.measures("fast_accuracy")
+    if len(comparison.methods) < 2 or not measured:
         return None
     looks = style.looks(comparison.methods)
-    labels = [method.label for method in comparison.methods]
     traces = []
     for row, method in enumerate(reversed(comparison.methods)):
         slow, fast = method.finals("slow_accuracy"), method.finals("fast_accuracy")
         colour = looks[method.label].colour
-        mine = {"type": "scatter", "name": escape(method.label), "meta": method.label}
         if len(method.runs) > 1:
-            traces.append(
-                mine
-                | {
-                    "mode": "markers",
-                    "x": numbers(slow + fast),
-                    "y": [row] * (2 * len(slow)),
-                    "marker": {"symbol": "line-ns-open", "size": 12, "color": colour, "opacity": 0.55},
-                    "hoverinfo": "skip",
-                    "showlegend": False,
-                }
-            )
+            ticks = {"symbol": "line-ns-open", "size": 12, "color": colour, "opacity": 0.55}
+            every = marks(method.label, slow + fast, [row] * (2 * len(slow)), "markers", marker=ticks)
+            traces.append(every | {"hoverinfo": "skip", "showlegend": False})
         ends = [float(np.mean(slow)), float(np.mean(fast))]
+        dots = {"symbol": ["circle", "circle-open"], "size": 14, "color": colour}
         traces.append(
-            mine
-            | {
-                "mode": "lines+markers+text",
-                "x": numbers(ends),
-                "y": [row, row],
-                "line": {"color": colour, "width": 3},
-                "marker": {
-                    "symbol": ["circle", "circle-open"],
-                    "size": 14,
-                    "color": colour,
-                    "line": {"width": 2.5, "color": colour},
-                },
-                "text": [f"<b>{ends[0]:.2f}</b>", f"{ends[1]:.2f}"],
-                "textposition": ["top center", "bottom center"],
-                "hovertemplate": ["slowest fifth: %{x:.3f}<extra></extra>", "fastest fifth: %{x:.3f}<extra></extra>"],
-            }
+            marks(
+                method.label,
+                ends,
+                [row, row],
+                "lines+markers+text",
+                line={"color": colour, "width": 3},
+                marker=dots | {"line": {"width": 2.5, "color": colour}},
+                text=[f"<b>{ends[0]:.2f}</b>", f"{ends[1]:.2f}"],
+                textposition=["top center", "bottom center"],
+                cliponaxis=False,
+                hovertemplate=["slowest fifth: %{x:.3f}<extra></extra>", "fastest fifth: %{x:.3f}<extra></extra>"],
+            )
         )
+    rows = row_names(method.label for method in reversed(comparison.methods))
     layout = style.layout(
         "accuracy on own data",
         "",
-        height=max(380, 60 + 62 * len(labels)),
+        height=_height(comparison),
         xaxis={"range": style.span(_shown(traces, "x"), 0.1)},
-        yaxis={
-            "tickvals": list(range(len(labels))),
-            "ticktext": [escape(label) for label in reversed(labels)],
-            "range": [-0.6, len(labels) - 0.4],
-            "showgrid": False,
-            "ticklabelstandoff": 8,
-        },
+        yaxis=rows | {"range": [-0.6, len(comparison.methods) - 0.4], "showgrid": False},
     )
     return Panel("slowest fifth ● against fastest fifth ○", traces, layout)
 
@@ -186,12 +194,12 @@ def _by_speed(comparison: Comparison) -> Panel | None:
         look = looks[method.label]
         if len(scores) > 1:
             bands.append(band(method.label, look, times, scores.min(axis=0), scores.max(axis=0)))
-        marker = {"color": look.colour, "size": 7}
-        lines.append(line(method.label, look, times, scores.mean(axis=0), mode="lines+markers", marker=marker))
+        dots = {"color": look.colour, "size": 7}
+        lines.append(line(method.label, look, times, scores.mean(axis=0), mode="lines+markers", marker=dots))
     layout = style.layout(
         f"mean task time of client ({comparison.time_heading})",
         f"{score} on own data",
-        height=max(380, 60 + 62 * len(comparison.methods)),
+        height=_height(comparison),
         xaxis=style.log_ticks(min(slowness), max(slowness)),
         yaxis={"range": style.span(_shown(bands + lines, "y"), 0.1 if score == "accuracy" else 0.0)},
         hovermode="x unified",
@@ -199,7 +207,11 @@ def _by_speed(comparison: Comparison) -> Panel | None:
     return Panel("fast clients on the left, slow on the right", bands + solid_first(lines), layout)
 
 
-def _shown(traces: list[dict[str, Any]], axis: str) -> list[float]:
+def _height(comparison: Comparison) -> int:
+    return max(380, 60 + 62 * len(comparison.methods))
+
+
+def _shown(traces: list[Trace], axis: str) -> list[float]:
     return [value for trace in traces for value in trace[axis] if value is not None]
 
 
@@ -212,19 +224,184 @@ def _groups(run: Run, score: str) -> tuple[Array, Array]:
 
 
 def _mean(values: Array) -> float:
+    """Of those that are known."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else float("nan")
 
 
-def _over_seeds(method: Method, column: str) -> Array:
-    """Mean over seeds by rank of speed, for with `slow="random"` the same rank is another client in each seed."""
+# -- who makes the model --------------------------------------------------------------------------------------------
+
+
+def influence(comparison: Comparison) -> Figure | None:
+    """Every client's influence over its speed, as a multiple of an equal share; None where it was not recorded."""
+    watched = _watched(comparison, {"influence"})
+    if not watched:
+        return None
+    looks = style.looks(comparison.methods)
+    bands, lines, ratios = [], [], []
+    for method in watched:
+        ranks, shares = _along_speed(method, "influence")
+        shares *= min(len(run.clients) for run in method.runs)
+        look = looks[method.label]
+        if len(shares) > 1:
+            bands.append(band(method.label, look, ranks, shares.min(axis=0), shares.max(axis=0)))
+        lines.append(line(method.label, look, ranks, shares.mean(axis=0)))
+        ratios += shares[shares > 0].tolist()
+    dots = {"color": style.NEUTRAL, "width": 1.5, "dash": "dot"}
+    equal = scatter("equal share", [1, len(watched[0].runs[0].clients)], [1, 1], line=dots, hoverinfo="skip")
+    layout = style.layout(
+        _BY_SPEED,
+        "influence, as a multiple of an equal share",
+        height=400,
+        yaxis=style.log_ticks(min(ratios, default=0.1), max(ratios, default=10.0)),
+    )
+    caption = (
+        "A client's influence is the sum of the weights that its updates had in the model's steps: under ACE a client "
+        "that is seldom heard of still has its part in every step. Clients are in groups of equal size by speed. "
+        f"{seeds_said(len(comparison.seeds))} " + " ".join(filter(None, map(_evenness, watched)))
+    )
+    panel = Panel("", [equal, *bands, *solid_first(lines)], layout)
+    return Figure("influence", "Who makes the model", caption, [panel])
+
+
+def _watched(comparison: Comparison, columns: set[str]) -> list[Method]:
+    return [m for m in comparison.methods if all(columns <= set(run.clients.columns) for run in m.runs)]
+
+
+def _along_speed(method: Method, column: str) -> tuple[Array, Array]:
+    """Mean rank, and per seed the mean of a column, of groups of neighbours in speed."""
     per_seed = [run.clients[column].to_numpy(float) for run in method.runs]
-    shortest = min(len(values) for values in per_seed)
-    return np.asarray(np.stack([values[:shortest] for values in per_seed]).mean(axis=0))
+    count = min(len(values) for values in per_seed)
+    groups = np.array_split(np.arange(count), min(count, _GROUPS))
+    ranks = np.asarray([group.mean() + 1 for group in groups])
+    return ranks, np.stack([[_mean(values[group]) for group in groups] for values in per_seed])
 
 
-def _fifths(counts: Array) -> str:
-    """What the fastest and the slowest fifth contributed, in words."""
-    fifth, total = max(1, len(counts) // 5), float(counts.sum()) or 1.0
-    fast, slow = counts[:fifth].sum() / total, counts[-fifth:].sum() / total
-    return f"fastest fifth {fast:.0%} of arrivals, slowest fifth {slow:.1%}"
+def _evenness(method: Method) -> str:
+    """How even the influence is, in words."""
+    names = ("influence_clients", "influence_gini", "influence_speed")
+    clients, even, speed = (float(np.mean(method.finals(name))) for name in names)
+    if not np.isfinite(clients):
+        return ""
+    counted = f"as if {clients:.0f} clients counted"
+    return f"{method.label}: {counted} (Gini {abs(even):.2f}, rank correlation with speed {speed:.2f})."
+
+
+# -- how stale it is ------------------------------------------------------------------------------------------------
+
+
+def staleness(comparison: Comparison) -> Figure | None:
+    """How old the models were that accepted updates were computed on: of all arrivals, and of each client's."""
+    pooled = {method.label: staleness_counts(method) for method in comparison.methods}
+    pooled = {label: counts for label, counts in pooled.items() if counts}
+    if not pooled:
+        return None
+    caption = (
+        "Staleness of an update: how many steps the server took between handing out a model and getting the update "
+        "computed on it. Accepted arrivals of all seeds; height is the share of arrivals in each bin, on one scale "
+        "for all methods; triangles mark medians."
+    )
+    panels = [_staleness_of_all(comparison, pooled)]
+    each = _staleness_of_each(comparison)
+    if each is not None:
+        panels.append(each)
+        caption += (
+            " Below: each client's own median (line) and 90th percentile (upper edge of the band), clients in groups "
+            "of equal size by speed, mean over seeds."
+        )
+    return Figure("staleness", "Staleness of what arrives", caption, panels)
+
+
+def _staleness_of_all(comparison: Comparison, pooled: dict[str, Counter[int]]) -> Panel:
+    """One histogram per method, one above the other over the same log axis; binned here, so the page stays small."""
+    looks = style.looks(comparison.methods)
+    edges = _edges(max(max(counts) for counts in pooled.values()))
+    shares = {label: _shares(counts, edges) for label, counts in pooled.items()}
+    tallest = max(float(share.max()) for share in shares.values())
+    right = 1.24 * float(np.log10(1 + edges[-1]))
+    traces = []
+    for row, label in enumerate(reversed(pooled)):
+        heights, look = row + shares[label] / tallest * _ROW, looks[label]
+        median, most = quantile(pooled[label], 0.5), max(pooled[label])
+        outline = np.log10(1 + np.repeat(edges, 2)), [row, *np.repeat(heights, 2), row]
+        edge = {"color": look.colour, "width": 1.6}
+        traces.append(area(label, *outline, look.faint(0.35), meta=label, line=edge, hoverinfo="skip"))
+        triangle = {"symbol": "triangle-up", "size": [12, 0], "color": look.colour, "opacity": 1, "line": {"width": 0}}
+        traces.append(
+            marks(
+                label,
+                [np.log10(1 + median), 0.995 * right],  # beyond the axis nothing is drawn
+                [row, row + 0.4],
+                "markers+text",
+                marker=triangle,
+                text=["", f"median {median:,}<br>largest {most:,}"],
+                textposition="middle left",
+                cliponaxis=False,
+                hovertemplate=f"median {median:,}<br>largest {most:,}<extra></extra>",
+                showlegend=False,
+            )
+        )
+    layout = style.layout(
+        "staleness (server steps since the model was handed out)",
+        "",
+        height=70 + 74 * len(pooled),
+        xaxis=_ticks(int(edges[-1])) | {"range": [0, right], "zeroline": False},
+        yaxis=row_names(reversed(pooled)) | {"range": [-0.3, len(pooled)]},
+    )
+    return Panel("", traces, layout)
+
+
+def _staleness_of_each(comparison: Comparison) -> Panel | None:
+    """Median and 90th percentile over clients by speed; None where they were not recorded."""
+    watched = _watched(comparison, {"staleness_median", "staleness_p90"})
+    if not watched:
+        return None
+    looks = style.looks(comparison.methods)
+    bands, lines, most = [], [], 1.0
+    for method in watched:
+        ranks, middle = _along_speed(method, "staleness_median")
+        _, high = _along_speed(method, "staleness_p90")
+        medians, highs = (np.log10(1 + values.mean(axis=0)) for values in (middle, high))
+        bands.append(band(method.label, looks[method.label], ranks, medians, highs))
+        lines.append(line(method.label, looks[method.label], ranks, medians, hoverinfo="skip"))
+        most = max(most, float(np.nanmax(high)))
+    rows = _ticks(round(most)) | {"range": [0, 1.05 * float(np.log10(1 + most))]}
+    layout = style.layout(_BY_SPEED, "staleness", height=340, yaxis=rows)
+    return Panel("of each client's updates", [*bands, *solid_first(lines)], layout)
+
+
+def staleness_counts(method: Method) -> Counter[int]:
+    """How many accepted arrivals of all seeds had each staleness."""
+    total: Counter[int] = Counter()
+    for run in method.runs:
+        total.update(run.staleness)
+    return total
+
+
+def quantile(counts: Counter[int], q: float) -> int:
+    """The least staleness that a share q of the arrivals does not exceed."""
+    values = sorted(counts)
+    reached = np.cumsum([counts[value] for value in values])
+    return values[int(np.searchsorted(reached, q * reached[-1]))]
+
+
+def _edges(most: int) -> npt.NDArray[np.int64]:
+    """Bins of one value each at first, then of growing width: equal steps on the log axis cannot split an integer."""
+    edges = [0]
+    while edges[-1] <= most:
+        edges.append(edges[-1] + max(1, round(0.15 * (edges[-1] + 1))))
+    return np.asarray(edges)
+
+
+def _shares(counts: Counter[int], edges: npt.NDArray[np.int64]) -> Array:
+    """Share of arrivals per bin, per unit of the log axis, so that equal areas are equal numbers of arrivals."""
+    values = np.asarray(sorted(counts))
+    weights = np.asarray([counts[value] for value in values.tolist()], dtype=float)
+    binned, _ = np.histogram(values, bins=edges, weights=weights)
+    return np.asarray(binned / weights.sum() / np.diff(np.log10(1 + edges)))
+
+
+def _ticks(most: int) -> dict[str, Any]:
+    powers = [0, *(digit * 10**power for power in range(len(str(most))) for digit in (1, 3))]
+    shown = [mark for mark in powers if mark <= most]
+    return {"tickvals": numbers(np.log10(1 + np.asarray(shown))), "ticktext": [f"{mark:,}" for mark in shown]}

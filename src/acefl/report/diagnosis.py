@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from acefl import convergence
-from acefl.errors import InvalidInput
-from acefl.report import recorded, staleness, style
+from acefl.errors import InvalidInput, require
+from acefl.report import clients, recorded, style
 from acefl.report.recorded import Comparison, Method
 
 _TERMS = ("noise", "bias", "delay")
+PREDICTED = -0.5  # the exponent of the mean squared gradient in T and in n, by the paper's Theorem 1
 _LEAST = 1e-9  # of the mean squared error: below this a term is rounding, and shown as none
 
 
@@ -38,8 +39,7 @@ class Diagnosis:
     @property
     def looks(self) -> dict[str, style.Look]:
         """How each method is drawn, in the order of the labels."""
-        bare = [Method(label, label.partition("(")[0], {}, math.nan, [], []) for label in self.labels]
-        looks = style.looks(self.methods.methods if self.methods is not None else bare)
+        looks = style.looks_of(self.labels) if self.methods is None else style.looks(self.methods.methods)
         return {label: looks[label] for label in self.labels}
 
 
@@ -99,9 +99,9 @@ def participation(found: Diagnosis) -> pd.DataFrame:
         row: dict[str, Any] = {"method": method.label}
         names = ("influence_clients", "influence_gini", "influence_speed", "influence_slow", *served, "gap")
         row |= {name: _mean(method, name) for name in names if found.methods.measures(name)}
-        counts = staleness.of_all(method)
+        counts = clients.staleness_counts(method)
         for name, q in (("median", 0.5), ("p90", 0.9), ("max", 1.0)):
-            row[f"staleness_{name}"] = float(staleness.quantile(counts, q)) if counts else math.nan
+            row[f"staleness_{name}"] = float(clients.quantile(counts, q)) if counts else math.nan
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -123,28 +123,16 @@ def _amplified(cells: pd.DataFrame, label: str) -> float:
     return float(slow["delay"][slow.index.max()] / slow["delay"][slow.index.min()])
 
 
-def readable(table: pd.DataFrame) -> pd.DataFrame:
-    """The table as text, under headings for people."""
-    columns: dict[str, list[str]] = {"method": list(table["method"])}
-    if "noise" in table:
-        gone = table["bias"] < _LEAST * table["mse"]
-        columns["noise"] = [f"{value:.2g}" for value in table["noise"]]
-        columns["is σ² /"] = [f"{value:.3g}" for value in table["averages"]]
-        columns["bias"] = ["none" if none else f"{value:.2g}" for none, value in zip(gone, table["bias"], strict=True)]
-        columns["is ζ² ×"] = [
-            "0" if none else f"{value:.2g}" for none, value in zip(gone, table["bias_share"], strict=True)
-        ]
-        columns["delay"] = [f"{value:.2g}" for value in table["delay"]]
-    if "amplified" in table:
-        columns["delay × het."] = [f"{value:.3g}" for value in table["amplified"]]
-    if "mse" in table:
-        columns["error"] = [f"{value:.2g}" for value in table["mse"]]
-        columns["gradient"] = [f"{value:.2g}" for value in table["squared_gradient"]]
-        columns["cosine"] = [signed(value) for value in table["cos_update"]]
-    return pd.DataFrame(columns)
-
-
-_WHO = {
+_COLUMNS = {  # of both tables: heading, and how numbers are written
+    "noise": ("noise", ".2g"),
+    "averages": ("is σ² /", ".3g"),
+    "bias": ("bias", ".2g"),
+    "bias_share": ("is ζ² ×", ".2g"),
+    "delay": ("delay", ".2g"),
+    "amplified": ("delay × het.", ".3g"),
+    "mse": ("error", ".2g"),
+    "squared_gradient": ("gradient", ".2g"),
+    "cos_update": ("cosine", ".2f"),
     "influence_clients": ("clients that count", ".0f"),
     "influence_gini": ("Gini", ".2f"),
     "influence_speed": ("correlation with speed", ".2f"),
@@ -162,13 +150,16 @@ _WHO = {
 }
 
 
-def readable_participation(table: pd.DataFrame) -> pd.DataFrame:
-    """Who counts and who is served, as text under headings for people."""
+def readable(table: pd.DataFrame) -> pd.DataFrame:
+    """`impact` or `participation` as text, under headings for people; a bias that is only rounding is none."""
     columns = {"method": list(table["method"])}
-    for name, (heading, digits) in _WHO.items():
+    for name, (heading, digits) in _COLUMNS.items():
         if name in table:
             columns[heading] = ["–" if math.isnan(v) else _minus(format(v, digits)) for v in table[name]]
-    return pd.DataFrame(columns)
+    text = pd.DataFrame(columns)
+    if "bias" in table:
+        text.loc[table["bias"] < _LEAST * table["mse"], ["bias", "is ζ² ×"]] = "none", "0"
+    return text
 
 
 def slopes(found: Diagnosis) -> pd.DataFrame:
@@ -178,12 +169,34 @@ def slopes(found: Diagnosis) -> pd.DataFrame:
     rows = []
     for (task, method, against), points in found.rate.groupby(["task", "method", "against"], sort=False):
         for over in ("whole", "second_half"):
-            slope = convergence.fit(points[against].tolist(), points[over].tolist())
+            slope = fit(points[against].tolist(), points[over].tolist())
             rows.append(
                 {"task": task, "method": method, "against": against, "over": over}
-                | {"slope": slope.value, "low": slope.low, "high": slope.high, "predicted": convergence.PREDICTED}
+                | {"slope": slope.value, "low": slope.low, "high": slope.high, "predicted": PREDICTED}
             )
     return pd.DataFrame(rows)
+
+
+class Slope(NamedTuple):
+    """An exponent with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def fit(x: Sequence[float], y: Sequence[float]) -> Slope:
+    """The exponent k of y = a x^k: least squares in log-log axes, and the interval from its residuals."""
+    from scipy.stats import t as student
+
+    require(len(set(x)) >= 2 and len(x) >= 3, "a slope needs at least three points at two places")
+    across, up = np.log(np.asarray(x, dtype=float)), np.log(np.asarray(y, dtype=float))
+    away = across - across.mean()
+    slope = float(away @ up / (away @ away))
+    left = up - up.mean() - slope * away
+    error = math.sqrt(float(left @ left) / (len(x) - 2) / float(away @ away))
+    half = float(student.ppf(0.975, len(x) - 2)) * error
+    return Slope(slope, slope - half, slope + half)
 
 
 def readable_slopes(table: pd.DataFrame) -> pd.DataFrame:
@@ -212,7 +225,9 @@ def signed(value: float) -> str:
 
 def _minus(text: str) -> str:
     """With the sign that people read; what rounds to nothing has none."""
-    return text.lstrip("-") if float(text.rstrip("%").replace(",", "")) == 0 else text.replace("-", "−")
+    if not text.startswith("-"):
+        return text
+    return text[1:] if float(text.rstrip("%").replace(",", "")) == 0 else f"−{text[1:]}"
 
 
 def sentences(found: Diagnosis) -> list[str]:

@@ -1,6 +1,7 @@
 """What a figure is before it is drawn: plain dictionaries that plotly.js takes as they are.
 
 Plain data keeps the page small (no template repeated in every figure), the same on every build, and easy to test.
+plotly reads text as HTML of its own kind, so every text from a record is escaped on its way into a trace.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from acefl.report.style import Look
 POINTS = 400
 """The most points a curve keeps: more than a screen can show."""
 
+Trace = dict[str, Any]
+
 
 @dataclass(frozen=True)
 class Panel:
     """One drawing. Its heading, and a note smaller than that, stand above it in the page."""
 
     heading: str
-    traces: list[dict[str, Any]]
+    traces: list[Trace]
     layout: dict[str, Any]
     note: str = ""
 
@@ -39,43 +42,54 @@ class Figure:
     columns: int = 1
 
 
-def numbers(values: Iterable[float]) -> list[float | None]:
+def numbers(values: Iterable[float | None]) -> list[float | None]:
     """Six significant digits, and None where there is no number: JSON has neither NaN nor any use for more digits."""
-    return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values]
+    return [float(f"{value:.6g}") if value is not None and np.isfinite(value) else None for value in values]
 
 
-def line(label: str, look: Look, x: Iterable[float], y: Iterable[float], **more: Any) -> dict[str, Any]:
+def scatter(name: str, x: Iterable[float | None], y: Iterable[float | None], mode: str = "lines", **more: Any) -> Trace:
+    """Points or lines that belong to no method."""
+    return {"type": "scatter", "mode": mode, "name": escape(name), "x": numbers(x), "y": numbers(y)} | more
+
+
+def marks(label: str, x: Iterable[float | None], y: Iterable[float | None], mode: str, **more: Any) -> Trace:
+    """A method's points; its button in the legend hides them, by the label in `meta`."""
+    return scatter(label, x, y, mode, meta=label, **more)
+
+
+def line(label: str, look: Look, x: Iterable[float], y: Iterable[float], **more: Any) -> Trace:
     """A method's curve."""
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": escape(label),
-        "meta": label,
-        "x": numbers(x),
-        "y": numbers(y),
-        "line": {"color": look.colour, "dash": look.dash, "width": 2.4},
-    } | more
+    return marks(label, x, y, "lines", line={"color": look.colour, "dash": look.dash, "width": 2.4}) | more
 
 
-def band(label: str, look: Look, x: Iterable[float], low: Iterable[float], high: Iterable[float]) -> dict[str, Any]:
+def band(label: str, look: Look, x: Iterable[float], low: Iterable[float], high: Iterable[float]) -> Trace:
     """The area between two curves, faint behind the method's own."""
-    across, lower, upper = numbers(x), numbers(low), numbers(high)
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": escape(label),
-        "meta": label,
-        "x": across + across[::-1],
-        "y": upper + lower[::-1],
-        "fill": "toself",
-        "fillcolor": look.faint(),
-        "line": {"width": 0},
-        "hoverinfo": "skip",
-        "showlegend": False,
-    }
+    across = [*x]
+    around = area(label, [*across, *across[::-1]], [*high, *[*low][::-1]], look.faint(), meta=label)
+    return around | {"hoverinfo": "skip", "showlegend": False}
 
 
-def solid_first(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def area(name: str, x: Iterable[float], y: Iterable[float], colour: str, **more: Any) -> Trace:
+    """What lies within a closed line."""
+    return scatter(name, x, y, fill="toself", fillcolor=colour, line={"width": 0}) | more
+
+
+def heatmap(
+    x: Iterable[Any], y: Iterable[Any], z: Iterable[Iterable[float]], text: list[list[str]], **more: Any
+) -> Trace:
+    """A coloured table with its values written in it."""
+    across, up = ([escape(str(value)) for value in values] for values in (x, y))
+    shown = {"text": text, "texttemplate": "%{text}", "showscale": False}
+    return {"type": "heatmap", "x": across, "y": up, "z": [numbers(row) for row in z]} | shown | more
+
+
+def row_names(labels: Iterable[str]) -> dict[str, Any]:
+    """An axis of methods, one above the other."""
+    escaped = [escape(label) for label in labels]
+    return {"tickvals": list(range(len(escaped))), "ticktext": escaped, "ticklabelstandoff": 8}
+
+
+def solid_first(lines: list[Trace]) -> list[Trace]:
     """Broken lines drawn over solid ones, so that two curves in the same place are both seen."""
     return sorted(lines, key=lambda trace: trace["line"]["dash"] != "solid")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from acefl.report.recorded import Method
@@ -27,6 +28,12 @@ class Look:
     def faint(self, opacity: float = 0.1) -> str:
         red, green, blue = (int(self.colour[i : i + 2], 16) for i in (1, 3, 5))
         return f"rgba({red},{green},{blue},{opacity})"
+
+    @property
+    def strokes(self) -> str:
+        """The dash as SVG has it."""
+        dashes = {"dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "11 4", "longdashdot": "11 3 2 3"}
+        return dashes.get(self.dash, "none")
 
 
 _OF_METHOD = {
@@ -61,6 +68,11 @@ def looks(methods: list[Method]) -> dict[str, Look]:
     return chosen
 
 
+def looks_of(labels: Iterable[str]) -> dict[str, Look]:
+    """The same where only labels were recorded: `FedBuff(buffer=4)` is a FedBuff."""
+    return looks([Method(label, label.partition("(")[0], {}, math.nan, [], []) for label in labels])
+
+
 def log_ticks(low: float, high: float) -> dict[str, Any]:
     """Ticks of a log axis that read as whole numbers: 1, 2, 5, 10 over a short range, powers of ten over a long one."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
@@ -91,9 +103,9 @@ def layout(x_title: str, y_title: str, height: int = 340, **changes: Any) -> dic
         "showlegend": False,
         "hovermode": "closest",
         "font": {"size": 14},
-        "xaxis": {"title": {"text": x_title, "standoff": 10}, "automargin": True, "zeroline": False},
-        "yaxis": {"title": {"text": y_title, "standoff": 10}, "automargin": True, "zeroline": False},
     }
+    for axis, title in (("xaxis", x_title), ("yaxis", y_title)):
+        shared[axis] = {"title": {"text": escape(title), "standoff": 10}, "automargin": True, "zeroline": False}
     for key, value in changes.items():
         shared[key] = shared[key] | value if key in ("xaxis", "yaxis") else value
     return shared

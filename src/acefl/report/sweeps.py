@@ -4,42 +4,57 @@ from __future__ import annotations
 
 import itertools
 import math
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from acefl.errors import require
-from acefl.record import read_json
-from acefl.report import metrics, page, style
-from acefl.report.drawing import Figure, Panel, numbers
+from acefl.record import read_json, settings_name
+from acefl.report import comparison, metrics, page, style
+from acefl.report.drawing import Figure, Panel, heatmap, line, numbers
 from acefl.report.metrics import Metric
-from acefl.report.recorded import Method
-from acefl.sweep import results
+from acefl.report.page import Cell, Table
 
 _SEED = "seed"
 
 
-def build(directory: Path, out: Path | None = None) -> Path:
-    """Write the page for a sweep directory and return where it is (`DIRECTORY/report.html` by default)."""
+def results(directory: Path) -> pd.DataFrame:
+    """One row per finished cell: what varied, the final metrics, steps, arrivals, time."""
     note = read_json(directory / "sweep.json")
-    table = results(directory)
+    rows = []
+    for values in itertools.product(*note["axes"].values()):
+        varied = dict(zip(note["axes"], values, strict=True))
+        cell = settings_name({**note["fixed"], **varied})
+        path = directory / "cells" / cell / "summary.json"
+        if path.exists():
+            summary = read_json(path)
+            counts = {name: summary[name] for name in ("steps", "arrivals", "time", "wall_seconds", "diverged")}
+            rows.append({**varied, **summary["final"], **counts, "cell": cell})
+    return pd.DataFrame(rows)
+
+
+def render(directory: Path) -> str:
+    """The page of a sweep directory."""
+    note, table = read_json(directory / "sweep.json"), results(directory)
     require(not table.empty, f"{directory} has no finished cell yet")
     shown = [metric for metric in metrics.EVERY if metric.key in table and table[metric.key].notna().any()]
     several = {axis: len(values) for axis, values in note["axes"].items() if len(values) > 1}
     varied = [axis for axis in several if axis != _SEED]
-    html = page.assemble(
+    return page.render(
+        "sweep",
         title="A sweep",
         subtitle=" × ".join(f"{_word(axis)} ({count})" for axis, count in several.items()) or "one cell",
         sentences=_sentences(table, varied, shown[0]),
-        table=_table(table, varied, shown),
-        notes="Mean ± standard deviation over seeds. Bold: best in its column.",
-        legend="",
+        tables=[_table(table, varied, shown)],
         figures=[*_heat_maps(table, varied, shown[:2]), *_curves(table, varied, shown[:2])],
-        provenance=_provenance(note, table),
+        made={
+            "Held fixed": comparison.settings(note["fixed"]) or "nothing",
+            "Cells done": str(len(table)),
+            "Work in all": f"{table['wall_seconds'].sum():,.0f} s of simulation",
+            "Machine": comparison.settings(note.get("machine", {})),
+        },
     )
-    return page.write_whole(html, Path(out) if out is not None else directory / "report.html")
 
 
 Row = dict[str, Any]  # the varied settings, and "mean" and "std" of a metric over seeds
@@ -67,17 +82,16 @@ def _best(rows: list[Row], metric: Metric) -> int:
     return min(range(len(rows)), key=lambda i: (math.isnan(rows[i]["mean"]), sign * rows[i]["mean"]))
 
 
-def _table(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> str:
+def _table(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> Table:
     columns = [(metric, grouped(table, varied, metric)) for metric in shown]
-    head = "".join(f"<th>{escape(name)}</th>" for name in [*map(_word, varied), *(m.heading for m in shown)])
-    lines = []
+    rows = []
     for place, first in enumerate(columns[0][1]):
-        cells = [f'<th scope="row">{escape(str(first[axis]))}</th>' for axis in varied]
-        for metric, rows in columns:
-            mark = ' class="best"' if _best(rows, metric) == place else ""
-            cells.append(f"<td{mark}>{escape(metric.write(rows[place]['mean'], rows[place]['std']))}</td>")
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+        cells = [Cell(str(first[axis])) for axis in varied]
+        for metric, of_metric in columns:
+            value = metric.write(of_metric[place]["mean"], of_metric[place]["std"])
+            cells.append(Cell(value, _best(of_metric, metric) == place))
+        rows.append(cells)
+    return Table([*map(_word, varied), *(metric.heading for metric in shown)], rows, named=len(varied))
 
 
 def _heat_maps(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> list[Figure]:
@@ -99,21 +113,11 @@ def _heat_map(
     part: pd.DataFrame, across: str, up: str, metric: Metric, heading: str, ends: tuple[float, float]
 ) -> Panel:
     grid = part.pivot_table(index=up, columns=across, values=metric.key, aggfunc="mean", sort=True)
-    text = [[metric.write_short(value) for value in row] for row in grid.to_numpy()]
-    trace = {
-        "type": "heatmap",
-        "x": [str(value) for value in grid.columns],
-        "y": [str(value) for value in grid.index],
-        "z": [numbers(row) for row in grid.to_numpy()],
-        "text": text,
-        "texttemplate": "%{text}",
-        "colorscale": "Viridis",
-        "zmin": ends[0],
-        "zmax": ends[1],
-        "showscale": False,
-    }
-    category = {"type": "category"}
-    layout = style.layout(_word(across), _word(up), height=320, xaxis=category, yaxis=category)
+    values = grid.to_numpy(float)
+    text = [[metric.write_short(value) for value in row] for row in values]
+    trace = heatmap(grid.columns, grid.index, values, text, colorscale="Viridis", zmin=ends[0], zmax=ends[1])
+    names = {"type": "category"}
+    layout = style.layout(_word(across), _word(up), height=320, xaxis=names, yaxis=names)
     return Panel(heading, [trace], layout)
 
 
@@ -122,9 +126,7 @@ def _curves(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> list
     figures = []
     has_method = "method" in varied
     labels = [str(name) for name in table["method"].unique()] if has_method else ["all"]
-    looks = style.looks(
-        [Method(label=name, method=name.partition("(")[0], rule={}, lr=0.0, tuning=[], runs=[]) for name in labels]
-    )
+    looks = style.looks_of(labels)
     for axis in (axis for axis in varied if pd.api.types.is_numeric_dtype(table[axis])):
         panels = []
         for metric in shown:
@@ -132,37 +134,13 @@ def _curves(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> list
             for name in labels:
                 part = table[table["method"] == name] if has_method else table
                 along = part.groupby(axis)[metric.key].agg(["mean", "std"]).reset_index()
-                look = looks[name]
-                traces.append(
-                    {
-                        "type": "scatter",
-                        "mode": "lines+markers",
-                        "name": escape(name),
-                        "meta": name,
-                        "x": numbers(along[axis]),
-                        "y": numbers(along["mean"]),
-                        "error_y": {"type": "data", "array": numbers(along["std"].fillna(0.0)), "thickness": 1.4},
-                        "line": {"color": look.colour, "dash": look.dash, "width": 2.4},
-                    }
-                )
+                bars = {"type": "data", "array": numbers(along["std"].fillna(0.0)), "thickness": 1.4}
+                traces.append(line(name, looks[name], along[axis], along["mean"], mode="lines+markers", error_y=bars))
             layout = style.layout(_word(axis), metric.axis, height=380) | {"showlegend": len(labels) > 1}
             panels.append(Panel(metric.heading, traces, layout))
         caption = "Mean over seeds and all other settings; bars: ± one standard deviation over them."
         figures.append(Figure(_slug(f"along-{axis}"), f"Along {_word(axis)}", caption, panels, min(2, len(panels))))
     return figures
-
-
-def _provenance(note: dict[str, Any], table: pd.DataFrame) -> str:
-    fixed = ", ".join(f"{key} = {value}" for key, value in note["fixed"].items()) or "nothing"
-    machine = ", ".join(f"{key}: {value}" for key, value in note.get("machine", {}).items() if value is not None)
-    lines = {
-        "Held fixed": fixed,
-        "Cells done": str(len(table)),
-        "Work in all": f"{table['wall_seconds'].sum():,.0f} s of simulation",
-        "Machine": machine,
-    }
-    rows = "".join(f"<tr><th scope='row'>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in lines.items())
-    return f"<table>{rows}</table>"
 
 
 def _word(axis: str) -> str:

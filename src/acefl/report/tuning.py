@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from html import escape
 from typing import Any
 
 from acefl.report import style
-from acefl.report.drawing import Figure, Panel, line, numbers
+from acefl.report.drawing import Figure, Panel, Trace, line, marks
 from acefl.report.recorded import Comparison
 
 _WORST_SHOWN = 8.0  # times the best loss: room for the part of the curves where a choice is made
@@ -22,8 +21,8 @@ def figure(comparison: Comparison) -> Figure | None:
     looks = style.looks(comparison.methods)
     bottom, top = math.log10(min(finite)), math.log10(min(max(finite), _WORST_SHOWN * min(finite)))
     margin = 0.1 * max(0.3, top - bottom)
-    lines: list[dict[str, Any]] = []
-    marks: list[dict[str, Any]] = []
+    lines: list[Trace] = []
+    points: list[Trace] = []
     for method in comparison.methods:
         if method.label not in trials:
             continue
@@ -33,10 +32,10 @@ def figure(comparison: Comparison) -> Figure | None:
         lines.append(line(method.label, look, lrs, losses, mode="lines+markers", marker=marker))
         chosen = [(lr, loss) for lr, loss in trials[method.label] if math.isclose(lr, method.lr)]
         ring = {"symbol": "circle-open", "size": 17, "color": look.colour, "line": {"width": 3}}
-        marks.append(_marks(method.label, chosen, ring, "chosen: lr %{x:.3g}, loss %{y:.3g}<extra></extra>"))
+        points.append(_points(method.label, chosen, ring, "chosen: lr %{x:.3g}, loss %{y:.3g}<extra></extra>"))
         lost = [(lr, 10 ** (top + margin / 2)) for lr, loss in trials[method.label] if not math.isfinite(loss)]
         cross = {"symbol": "x-thin-open", "size": 10, "color": look.colour, "line": {"width": 2.5}}
-        marks.append(_marks(method.label, lost, cross, "lr %{x:.3g}: diverged<extra></extra>"))
+        points.append(_points(method.label, lost, cross, "lr %{x:.3g}: diverged<extra></extra>"))
     layout = style.layout(
         "learning rate (log scale)",
         "client-average loss (log scale)",
@@ -54,22 +53,13 @@ def figure(comparison: Comparison) -> Figure | None:
         caption += " Crosses along the top are trials that diverged."
     if max(finite) > _WORST_SHOWN * min(finite):
         caption += f" Losses more than {_WORST_SHOWN:g} times the best are beyond the top."
-    return Figure("tuning", "How the learning rates were chosen", caption, [Panel("", lines + marks, layout)])
+    return Figure("tuning", "How the learning rates were chosen", caption, [Panel("", lines + points, layout)])
 
 
 def _ends(values: list[float]) -> tuple[float, float]:
     return min(values), max(values)
 
 
-def _marks(label: str, points: list[tuple[float, float]], marker: dict[str, Any], hover: str) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": escape(label),
-        "meta": label,
-        "x": numbers(x for x, _ in points),
-        "y": numbers(y for _, y in points),
-        "marker": marker,
-        "hovertemplate": hover,
-        "showlegend": False,
-    }
+def _points(label: str, points: list[tuple[float, float]], marker: dict[str, Any], hover: str) -> Trace:
+    x, y = (point[0] for point in points), (point[1] for point in points)
+    return marks(label, x, y, "markers", marker=marker, hovertemplate=hover, showlegend=False)

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from acefl.report.standings import half_width
 from acefl.reproduce.records import Results
-from acefl.standings import half_width
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A search by successive halving as a page: what was tried, how far it went, and what it cost."""
+"""The page of a search by successive halving: what was tried, how far it went, and what it cost."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from acefl.record import read_json
-from acefl.report import metrics, page, provenance, style
-from acefl.report.drawing import Figure, Panel, numbers
+from acefl.report import comparison, metrics, page, style
+from acefl.report.drawing import Figure, Panel, scatter
+from acefl.report.page import Cell, Table
 
 _STAGES = {1: "a quarter of a run", 2: "half a run", 4: "a whole run"}
 
 
-def build(directory: Path, out: Path | None = None) -> Path:
-    """Write the page for the directory of a search and return where it is (`DIRECTORY/report.html` by default)."""
+def render(directory: Path) -> str:
+    """The page of the directory of a search."""
     record = read_json(directory / "tuning.json")
     found, metric = record["found"], metrics.by_key(record["objective"])
     trials = sorted(record["trials"], key=lambda trial: trial["settings"]["lr"])
-    settings = list(record["ranges"])
-    html = page.assemble(
+    return page.render(
+        "search",
         title=f"Tuning {record['method']}",
         subtitle=f"{record['task'].get('name', 'a task')} · {len(trials)} trials · successive halving",
         sentences=[
@@ -28,25 +29,21 @@ def build(directory: Path, out: Path | None = None) -> Path:
             f"The budget was {record['budget']:g} whole runs; {found['spent']:g} were spent, {found['arrivals']:,} "
             "arrivals in all, on a seed that no result is reported on.",
         ],
-        table=_table(trials, settings, metric, found["lr"]),
-        notes=f"{escape(metric.heading)}: where the trial ended, so numbers of different stages do not compare.",
-        legend="",
-        figures=[_figure(trials, name, metric) for name in settings],
-        provenance=provenance.details(record, ("task", "rule", "scenario", "stop", "ranges", "budget")),
+        tables=[_table(trials, list(record["ranges"]), metric, found["lr"])],
+        figures=[_figure(trials, name, metric) for name in record["ranges"]],
+        metric=metric,
+        made=comparison.facts(record, ("task", "rule", "scenario", "stop", "ranges", "budget")),
     )
-    return page.write_whole(html, Path(out) if out is not None else directory / "report.html")
 
 
-def _table(trials: list[dict[str, Any]], settings: list[str], metric: metrics.Metric, best: float) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in [*settings, "taken to", metric.heading, "arrivals spent"])
+def _table(trials: list[dict[str, Any]], settings: list[str], metric: metrics.Metric, best: float) -> Table:
     rows = []
     for trial in trials:
-        own = [f"{trial['settings'][name]:.4g}" for name in settings]
         score = "diverged" if trial["score"] is None else metric.write(trial["score"])
+        own = [f"{trial['settings'][name]:.4g}" for name in settings]
         cells = [*own, _STAGES[trial["quarters"]], score, f"{trial['arrivals']:,}"]
-        mark = ' class="best"' if trial["settings"]["lr"] == best else ""
-        rows.append("<tr>" + "".join(f"<td{mark}>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        rows.append([Cell(cell, trial["settings"]["lr"] == best) for cell in cells])
+    return Table([*settings, "taken to", metric.heading, "arrivals spent"], rows, named=0)
 
 
 def _figure(trials: list[dict[str, Any]], name: str, metric: metrics.Metric) -> Figure:
@@ -55,17 +52,10 @@ def _figure(trials: list[dict[str, Any]], name: str, metric: metrics.Metric) -> 
     traces = []
     for (stage, words), colour in zip(_STAGES.items(), (style.NEUTRAL, "#56B4E9", "#0072B2"), strict=True):
         own = [trial for trial in known if trial["quarters"] == stage]
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": words,
-                "x": numbers(trial["settings"][name] for trial in own),
-                "y": numbers(trial["score"] for trial in own),
-                "marker": {"color": colour, "size": 6 + 2 * stage},
-                "hovertemplate": f"{name} %{{x:.4g}}<br>{metric.axis} %{{y:.4g}}<br>{words}<extra></extra>",
-            }
-        )
+        x, y = (trial["settings"][name] for trial in own), (trial["score"] for trial in own)
+        hover = f"{escape(name)} %{{x:.4g}}<br>{escape(metric.axis)} %{{y:.4g}}<br>{words}<extra></extra>"
+        dots = {"color": colour, "size": 6 + 2 * stage}
+        traces.append(scatter(words, x, y, "markers", marker=dots, hovertemplate=hover))
     ends = [trial["settings"][name] for trial in known] or [1.0]
     scores = [trial["score"] for trial in known if math.isfinite(trial["score"])] or [1.0]
     layout = style.layout(

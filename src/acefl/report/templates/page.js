@@ -4,17 +4,32 @@
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const family = getComputedStyle(document.body).fontFamily;
 
+  const above = { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 };
+
+  // plotly does not break an axis title: on a narrow screen it is set smaller and in lines that fit.
+  const fitted = (axis, room) => {
+    if (room > 380 || !axis.title.text) return axis;
+    const lines = [""];
+    axis.title.text.split(" ").forEach((word) => {
+      const longer = `${lines.at(-1)} ${word}`.trim();
+      if (longer.length > 26) lines.push(word);
+      else lines[lines.length - 1] = longer;
+    });
+    return { ...axis, title: { ...axis.title, text: lines.join("<br>"), font: { size: 12 } } };
+  };
+
   // Ink and grid follow the reader's light or dark scheme; the methods' colours do not.
-  const themed = (layout) => {
+  const themed = (layout, room) => {
     const axis = { gridcolor: colour("--grid"), linecolor: colour("--rule"), tickcolor: colour("--rule") };
     return {
       ...layout,
       paper_bgcolor: colour("--paper"),
       plot_bgcolor: colour("--paper"),
       font: { ...layout.font, family, color: colour("--ink") },
+      legend: above,
       hoverlabel: { bgcolor: colour("--tint"), bordercolor: colour("--rule"), font: { family, color: colour("--ink") } },
-      xaxis: { ...axis, ...layout.xaxis },
-      yaxis: { ...axis, ...layout.yaxis },
+      xaxis: { ...axis, ...fitted(layout.xaxis, room) },
+      yaxis: { ...axis, ...fitted(layout.yaxis, room) },
     };
   };
 
@@ -26,7 +41,7 @@
       const layout = {
         ...plot.layout,
         showlegend: true,
-        legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
+        legend: above,
         title: { text: panel.title, x: 0.02, y: 0.97, yanchor: "top" },
         margin: { ...plot.layout.margin, t: 110 },
         width: 960,
@@ -38,7 +53,7 @@
 
   const plots = panels.map((panel) => document.getElementById(panel.id));
   const drawn = panels.map((panel, place) =>
-    Plotly.newPlot(plots[place], panel.traces, themed(panel.layout), {
+    Plotly.newPlot(plots[place], panel.traces, themed(panel.layout, plots[place].clientWidth), {
       responsive: true,
       displaylogo: false,
       modeBarButtons: [[save(panel), "zoom2d", "pan2d", "resetScale2d"]],
@@ -57,9 +72,10 @@
     });
   });
 
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-    plots.forEach((plot, place) => Plotly.react(plot, plot.data, themed(panels[place].layout)));
-  });
+  const again = () =>
+    plots.forEach((plot, place) => Plotly.react(plot, plot.data, themed(panels[place].layout, plot.clientWidth)));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
+  matchMedia("(max-width: 600px)").addEventListener("change", again);
 
   Promise.all(drawn).then(() => {
     document.body.dataset.drawn = String(drawn.length);

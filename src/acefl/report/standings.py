@@ -56,6 +56,12 @@ class Board:
             return cls(read_json(path))
 
     @property
+    def meaning(self) -> dict[str, str]:
+        """The scenarios in words, where they were recorded."""
+        words = self.content.get("meaning", {})
+        return {name: words[name] for name in self.scenarios if name in words}
+
+    @property
     def methods(self) -> list[str]:
         return list(dict.fromkeys(method for _, _, method in self._cells))
 
