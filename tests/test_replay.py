@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from acefl import ACE, ACED, ASGD, CA2FL, FedBuff, InvalidInput, Run, Scenario, Stop, load, simulate, tasks
-from acefl.record import read_json
+from acefl.core.files import read_json
 from acefl.replay import Trace, compare, replay
 from acefl.tasks.base import Task
 from acefl.types import RuleSettings

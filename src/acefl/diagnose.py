@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from acefl import amplification, convergence
+from acefl.core.files import atomic_directory, write_json
 from acefl.errors import one_of, require
 from acefl.experiment import (
     DEFAULT_SCENARIO,
@@ -27,7 +28,7 @@ from acefl.experiment import (
     command_line,
     compare,
 )
-from acefl.record import FORMAT, machine, whole_directory, write_json
+from acefl.record import FORMAT, machine
 from acefl.stop import Stop
 from acefl.timing import Scenario
 from acefl.types import RuleSettings
@@ -73,7 +74,7 @@ def diagnose(
     task = task or (_QUICK_TASK if quick else DEFAULT_TASK)
     stop = stop or (_QUICK_STOP if quick else DEFAULT_STOP)
     began = time.perf_counter()
-    with whole_directory(Path(out)) as folder:
+    with atomic_directory(Path(out)) as folder:
         if "terms" in parts:
             compare(
                 task,

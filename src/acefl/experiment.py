@@ -24,15 +24,16 @@ from typing import Any
 import torch
 
 from acefl import tasks
-from acefl.calls import record_of
+from acefl.core.files import atomic_directory, write_json
+from acefl.core.settings import label, plain, settings_of, step_record
 from acefl.errors import require
 from acefl.optimizers import Optimizer
 from acefl.probes import ErrorTerms, Participation
-from acefl.record import FORMAT, Run, machine, plain, whole_directory, write_json
-from acefl.rules import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff, label
+from acefl.record import FORMAT, Run, machine
+from acefl.rules import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff, imported_from
 from acefl.schedules import Schedule
 from acefl.search import LearningRateSearch
-from acefl.simulation import Observer, imported_from, settings_of, simulate
+from acefl.simulation import Observer, simulate
 from acefl.stop import Stop
 from acefl.tasks.base import Task
 from acefl.timing import Scenario
@@ -182,7 +183,7 @@ def compare(
     first = build_task(task, seeds[0])
     scenario.check(first.clients)
     began = time.perf_counter()
-    with whole_directory(Path(out)) as folder:
+    with atomic_directory(Path(out)) as folder:
         plan = Job(task, methods[0], math.nan, scenario, stop, TUNING_SEED, evaluations, watch=True, probe=probe)
         plan = dataclasses.replace(plan, optimizer=optimizer, schedule=schedule)
         contenders = [
@@ -201,7 +202,7 @@ def compare(
             "scenario": dataclasses.asdict(scenario),
             "stop": dataclasses.asdict(stop),
             "seeds": list(seeds),
-            **{name: record_of(given) for name, given in (("optimizer", optimizer), ("schedule", schedule)) if given},
+            **step_record(optimizer, schedule),
             "methods": [_recorded(contender, seeds) for contender in contenders],
             "command": command_line("acefl.compare(...)"),
             "machine": machine(),

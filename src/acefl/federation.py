@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from acefl.admission import Gate, NormLimit
-from acefl.calls import record_of
 from acefl.checkpoint import Every
+from acefl.core.files import CHECKPOINT
+from acefl.core.settings import label, plain, step_record
 from acefl.errors import NothingInFlight, require
 from acefl.loop import Fleet, run
 from acefl.optimizers import Optimizer
-from acefl.record import CHECKPOINT, FORMAT, Events, Run, machine, plain
-from acefl.rules import label
+from acefl.record import FORMAT, Events, Run, machine
 from acefl.rundir import RunDirectory, reopen, start
 from acefl.schedules import Schedule, per_step
 from acefl.server import Server
@@ -272,9 +272,7 @@ class Federation:
         )
         fleet.attach(self.server)
         self.config = {**configuration(rule, lr, stop, model.numel()), **config}
-        self.config |= {
-            name: record_of(given) for name, given in (("optimizer", optimizer), ("schedule", schedule)) if given
-        }
+        self.config |= step_record(optimizer, schedule)
         self.events = TravelEvents()
         self.watch = Watch(judge, evaluations, background=background)
         self.samples = dict(enumerate(samples or ()))

@@ -18,6 +18,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from acefl.core.files import write_json
+from acefl.core.settings import label, plain, settings_of
 from acefl.errors import InvalidInput, require
 from acefl.experiment import (
     DEFAULT_SCENARIO,
@@ -32,9 +34,9 @@ from acefl.experiment import (
     built_once,
     command_line,
 )
-from acefl.record import FORMAT, machine, plain, write_json
-from acefl.rules import ACE, label
-from acefl.simulation import Simulation, imported_from, settings_of
+from acefl.record import FORMAT, machine
+from acefl.rules import ACE, imported_from
+from acefl.simulation import Simulation
 from acefl.stop import Stop
 from acefl.timing import Scenario
 from acefl.types import RuleSettings

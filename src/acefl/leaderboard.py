@@ -19,12 +19,13 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from acefl.core.files import atomic_write, read_json, write_json
+from acefl.core.settings import label, plain, settings_of
 from acefl.errors import require
 from acefl.experiment import DEFAULT_TASK, TUNING_SEED, Job, Progress, build_task, command_line, make, run_name
 from acefl.halving import check_budget, tune
-from acefl.record import FORMAT, machine, plain, read_json
-from acefl.rules import METHODS, label
-from acefl.simulation import imported_from, settings_of
+from acefl.record import FORMAT, machine
+from acefl.rules import METHODS, imported_from
 from acefl.stop import Stop
 from acefl.timing import Durations, Scenario
 from acefl.types import RuleSettings
@@ -92,9 +93,7 @@ class Cell:
             "time": [_short(run.time) for run in runs],
             "seconds": _short(time.perf_counter() - began),
         }
-        unfinished = self.path.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(plain(row), allow_nan=False), encoding="utf-8")
-        os.replace(unfinished, self.path)
+        atomic_write(self.path, json.dumps(plain(row), allow_nan=False))
         return time.perf_counter() - began
 
 
@@ -202,7 +201,7 @@ def write_board(path: Path, board: dict[str, Any]) -> None:
     """A row of the board per line: small, and a change of one cell is a change of one line."""
     head = json.dumps(plain({key: value for key, value in board.items() if key != "rows"}), indent=1, allow_nan=False)
     lines = ",\n".join(json.dumps(plain(row), allow_nan=False) for row in board["rows"])
-    path.write_text(f'{head[:-2]},\n "rows": [\n{lines}\n]}}\n', encoding="utf-8")
+    atomic_write(path, f'{head[:-2]},\n "rows": [\n{lines}\n]}}\n')
 
 
 def _fill(waiting: Sequence[Cell], known: int, workers: int | None, progress: Progress | None) -> None:
@@ -240,7 +239,7 @@ def _claim(folder: Path, claim: dict[str, Any]) -> None:
         return
     require(not folder.exists() or not any(folder.iterdir()), f"{folder} is not empty and holds no leaderboard")
     (folder / "cells").mkdir(parents=True, exist_ok=True)
-    note.write_text(json.dumps(plain(claim), indent=1) + "\n", encoding="utf-8")
+    write_json(note, claim)
 
 
 def _took(folder: Path) -> float:

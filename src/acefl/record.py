@@ -12,18 +12,16 @@ import json
 import math
 import os
 import platform
-import shutil
-import tempfile
 from array import array
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from acefl.core.files import atomic_directory, read_json, write_json
+from acefl.core.settings import plain
 from acefl.errors import InvalidInput, require
 from acefl.state import blocks, lend
 from acefl.types import Arrival, State, Vector
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMAT = 1
-CHECKPOINT = "checkpoint"  # the folder of a run in progress, see `acefl.rundir`
 
 
 class Events:
@@ -155,7 +152,7 @@ class Run:
         import pandas as pd
         from safetensors.torch import save_file
 
-        with whole_directory(Path(directory)) as into:
+        with atomic_directory(Path(directory)) as into:
             write_json(into / "config.json", self.config)
             lines = [json.dumps(plain(row), allow_nan=False) for row in self.metrics]
             (into / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -205,95 +202,6 @@ def load(directory: str | os.PathLike[str]) -> Run:
     ) as error:
         reason = " ".join(f"{error}".split())
         raise InvalidInput(f"{folder} is not a complete run directory: {reason}") from None
-
-
-@contextlib.contextmanager
-def whole_directory(target: Path) -> Iterator[Path]:
-    """A directory that appears at `target` complete or not at all; a run that is already there is replaced."""
-    refuse_foreign(target)
-    target = target.resolve()
-    new_parents = [parent for parent in target.parents if not parent.exists()]
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    except OSError as error:
-        raise InvalidInput(f"cannot write {target}: {error.strerror}: {error.filename}") from None
-    try:
-        yield beside
-        beside.chmod(0o755)
-        if target.exists():
-            _replace(target, beside)
-        else:
-            beside.rename(target)
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        for parent in new_parents:
-            with contextlib.suppress(OSError):
-                parent.rmdir()
-        raise
-
-
-def _replace(target: Path, beside: Path) -> None:
-    """Put the new directory in the old one's place, which stays whole until it is there."""
-    old = beside.with_name(f"{beside.name}-old")
-    target.rename(old)
-    try:
-        beside.rename(target)
-    except BaseException:
-        old.rename(target)
-        raise
-    shutil.rmtree(old)
-
-
-def refuse_foreign(target: Path) -> None:
-    """Refuse a place that a record must not replace: anything that is not a record, and where this process stands."""
-    if (target / CHECKPOINT / "lock").exists():
-        raise InvalidInput(f"{target} holds an interrupted run; resume it, or remove {target / CHECKPOINT}")
-    if target.exists() and not (target.is_dir() and _is_ours(target)):
-        raise InvalidInput(f"{target} exists and is not an acefl record; allowed: a new or empty directory")
-    if Path.cwd().is_relative_to(target.resolve()):
-        raise InvalidInput(f"{target} is or holds the current directory; allowed: a directory beside or below it")
-
-
-def _is_ours(directory: Path) -> bool:
-    """Empty, or with a file that only acefl writes: a config.json may be any program's and is not ours to delete."""
-    if all(entry.name == CHECKPOINT for entry in directory.iterdir()):
-        return True
-    for name in ("compare.json", "config.json", "diagnose.json"):
-        with contextlib.suppress(InvalidInput):
-            content = read_json(directory / name)
-            return isinstance(content.get("machine"), dict) and "acefl" in content["machine"]
-    return False
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(plain(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, or one clear line."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"cannot read {path}: {error}") from None
-    if not isinstance(content, dict):
-        raise InvalidInput(f"{path} does not hold a JSON object")
-    return content
-
-
-def plain(value: Any) -> Any:
-    """As JSON can hold it: NaN and infinity, which it has not, become null, and what it does not know its text."""
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        return float(value) if math.isfinite(value) else None
-    return str(value)
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, float]:

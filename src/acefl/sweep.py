@@ -30,9 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from acefl import optimizers, schedules
+from acefl.core.files import read_json, write_json
 from acefl.errors import InvalidInput, require
 from acefl.experiment import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, Job, make
-from acefl.record import FORMAT, machine, read_json, write_json
+from acefl.record import FORMAT, machine
 from acefl.rules import parse
 from acefl.stop import Stop
 from acefl.timing import Scenario

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 
-from acefl.calls import parse_call
+from acefl.core.settings import parse_call
 from acefl.errors import InvalidInput, require
 from acefl.own import is_own as is_own
 

@@ -65,8 +65,9 @@ def replay(
     from acefl import replay as replays
     from acefl import report as page
     from acefl.commands import show
+    from acefl.core.files import check_replaceable
 
-    record.refuse_foreign(out)
+    check_replaceable(out)
     recorded = record.load(directory)
     stand_in = _stand_in(task, recorded)
     rules = options.parse_methods(method)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterable
 from html import escape
 from importlib import resources
@@ -16,6 +15,7 @@ from string import Template
 
 import pandas as pd
 
+from acefl.core.files import atomic_write
 from acefl.errors import InvalidInput
 from acefl.report import figures, headline, metrics, provenance, style, tables
 from acefl.report.drawing import Figure, Panel
@@ -31,11 +31,9 @@ def write_whole(html: str, out: Path) -> Path:
     """Write a page whole or not at all."""
     if out.is_dir():
         raise InvalidInput(f"{out}: is a directory; give the file to write, such as {out / 'report.html'}")
-    unfinished = out.with_name(f".{out.name}.unfinished")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(html, encoding="utf-8")
-        os.replace(unfinished, out)
+        atomic_write(out, html)
     except OSError as problem:
         raise InvalidInput(f"{out}: cannot be written ({problem.strerror})") from problem
     return out

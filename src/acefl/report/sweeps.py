@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
+from acefl.core.files import read_json
 from acefl.errors import require
-from acefl.record import read_json
 from acefl.report import metrics, page, style
 from acefl.report.drawing import Figure, Panel, numbers
 from acefl.report.metrics import Metric
