@@ -15,10 +15,10 @@ from acefl import ACE, ASGD, FedAvg, FedBuff, InvalidInput, Scenario, Stop, lead
 from acefl import simulate as simulated
 from acefl.advise import SIGNS, advise, decision_table, simplest, symptoms_of, unbeaten
 from acefl.cli import main
-from acefl.experiment import build_task
 from acefl.leaderboard import MEANING, SCENARIOS, TASKS, scenario_of, stop_of
 from acefl.rules import parse
 from acefl.standings import Board, half_width
+from acefl.tasks.sources import build_task
 
 BOTH = (ACE(), FedBuff())
 

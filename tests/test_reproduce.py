@@ -24,7 +24,7 @@ from acefl.reproduce import cifar10_main, news20_table, quantization, rates, run
 from acefl.reproduce.page import Page, lines
 from acefl.reproduce.plan import FORMS, Planned, Request, Tuning, contestants
 from acefl.reproduce.records import Ledger, Results, spread
-from acefl.sweep import Cell
+from acefl.studies.sweep import Cell
 
 WORDS = ("goal puck ice", "orbit moon launch", "engine car wheel", "graphics pixel image")
 
@@ -540,5 +540,5 @@ def test_measured_memory_has_the_printed_orders(tmp_path: Path) -> None:
 
 def test_contestants_are_methods_that_can_be_built() -> None:
     for contestant in contestants(Request(), 50):
-        job = Cell({"method": contestant.method, "lr": 1.0}).job(Path())
-        assert dataclasses.is_dataclass(job.rule)
+        spec = Cell({"method": contestant.method, "lr": 1.0}).spec(Path())
+        assert dataclasses.is_dataclass(spec.rule)

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from acefl.attacks import attacked
     from acefl.checkpoint import Every
     from acefl.errors import AceflError, InvalidInput, NothingInFlight
-    from acefl.experiment import compare
-    from acefl.halving import tune
     from acefl.optimizers import SGD, Adam, Momentum, Yogi
     from acefl.record import Run, load
     from acefl.resuming import resume
@@ -45,6 +43,8 @@ if TYPE_CHECKING:
     from acefl.server import Server
     from acefl.simulation import simulate
     from acefl.stop import Stop
+    from acefl.studies.compare import compare
+    from acefl.studies.tune import tune
     from acefl.table import Accumulator, Table
     from acefl.timing import Scenario
     from acefl.types import Arrival, Lost, Rule, Step
@@ -92,11 +92,11 @@ _HOME = {
     "WarmUp": "schedules",
     "Yogi": "optimizers",
     "attacked": "attacks",
-    "compare": "experiment",
+    "compare": "studies.compare",
     "load": "record",
     "resume": "resuming",
     "simulate": "simulation",
-    "tune": "halving",
+    "tune": "studies.tune",
 }
 
 

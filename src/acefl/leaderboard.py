@@ -15,21 +15,22 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from acefl.core.files import atomic_write, read_json, write_json
+from acefl import report
+from acefl.core.files import atomic_write, is_new, read_json, write_json
 from acefl.core.settings import label, plain, settings_of
 from acefl.errors import require
-from acefl.experiment import DEFAULT_TASK, TUNING_SEED, Job, Progress, build_task, command_line, make, run_name
-from acefl.halving import check_budget, tune
-from acefl.record import FORMAT, machine
+from acefl.record import FORMAT, command_line, machine, run_name
 from acefl.rules import METHODS, imported_from
 from acefl.stop import Stop
+from acefl.studies.jobs import Job, Progress, open_jobs
+from acefl.studies.spec import DEFAULT_TASK, TUNING_SEED, RunSpec
+from acefl.studies.tune import check_budget, tune
+from acefl.tasks.sources import build_task
 from acefl.timing import Durations, Scenario
 from acefl.types import RuleSettings
-from acefl.workers import open_pool
 
 TASKS: Mapping[str, Mapping[str, Any]] = {
     "digits": DEFAULT_TASK,
@@ -70,12 +71,13 @@ class Cell:
     seeds: tuple[int, ...]
     path: Path
 
-    def fill(self) -> float:
-        """Tune, run on every seed, and write it down; the seconds it took."""
+    def fill(self) -> None:
+        """Tune, run on every seed, and write it down."""
         began = time.perf_counter()
         scenario = scenario_of(self.rule, SCENARIOS[self.scenario])
         found = tune(self.settings, self.rule, scenario=scenario, stop=self.stop, budget=self.budget, workers=1)
-        runs = [make(Job(self.settings, found.rule, found.lr, scenario, self.stop, seed, 4)) for seed in self.seeds]
+        specs = [RunSpec(self.settings, found.rule, found.lr, scenario, self.stop, seed, 4) for seed in self.seeds]
+        runs = [spec.run() for spec in specs]
         names = [name for name in _KEPT if name in runs[0].final]
         row = {
             "task": self.task,
@@ -94,7 +96,6 @@ class Cell:
             "seconds": _short(time.perf_counter() - began),
         }
         atomic_write(self.path, json.dumps(plain(row), allow_nan=False))
-        return time.perf_counter() - began
 
 
 def leaderboard(
@@ -115,8 +116,6 @@ def leaderboard(
     the virtual time in which the others have so many. budget: how many whole runs the tuning of a cell may cost. quick:
     everything in a minute, to see what it looks like; its numbers mean nothing.
     """
-    from acefl.report import boards
-
     if quick:
         arrivals, budget, seeds = _QUICK["arrivals"], _QUICK["budget"], _QUICK["seeds"]
     require(arrivals >= 1, f"arrivals is {arrivals}; allowed: at least 1")
@@ -156,12 +155,14 @@ def leaderboard(
     ]
     for task, settings in tasks.items():
         require(build_task(settings, TUNING_SEED).objective in _KEPT, f"task {task} is judged by what is not kept")
-    _fill([cell for cell in cells if not cell.path.exists()], len(cells), workers, progress)
+    waiting = [Job(Cell.fill, cell, cell, f"{label(cell.rule)}: {cell.task}, {cell.scenario}") for cell in cells]
+    with open_jobs(workers) as jobs:
+        jobs.run(waiting, recorded=_is_there, first=_longest_first, progress=progress)
     rows = [read_json(path) for path in sorted((folder / "cells").glob("*.json"))]
     board = {**claim, "command": command_line("acefl.leaderboard(...)"), "machine": machine()}
     took = {"took": _took(folder) + time.perf_counter() - began, "core_seconds": sum(row["seconds"] for row in rows)}
     write_board(folder / "leaderboard.json", {**board, **took, "rows": rows})
-    boards.build(folder)
+    report.build(folder)
     return folder
 
 
@@ -204,28 +205,13 @@ def write_board(path: Path, board: dict[str, Any]) -> None:
     atomic_write(path, f'{head[:-2]},\n "rows": [\n{lines}\n]}}\n')
 
 
-def _fill(waiting: Sequence[Cell], known: int, workers: int | None, progress: Progress | None) -> None:
-    """The cells that take longest first, so that no worker is left with one of them at the end."""
-    done = known - len(waiting)
-    if progress is not None:
-        progress(done, known, "")
-    if not waiting:
-        return
-    ordered = sorted(waiting, key=lambda cell: (SCENARIOS[cell.scenario].clock == "tick", cell.task != "digits"))
-    pending: dict[Future[float], Cell] = {}
-    with open_pool(workers) as pool:
-        try:
-            pending = {pool.submit(Cell.fill, cell): cell for cell in ordered}
-            while pending:
-                for future in pool.finished(pending):
-                    cell = pending.pop(future)
-                    future.result()
-                    done += 1
-                    if progress is not None:
-                        progress(done, known, f"{label(cell.rule)}: {cell.task}, {cell.scenario}")
-        except BaseException:
-            pool.abandon()
-            raise
+def _is_there(job: Job) -> bool | None:
+    return job.key.path.exists() or None
+
+
+def _longest_first(job: Job) -> tuple[bool, bool]:
+    """So that no worker is left with a long one at the end."""
+    return SCENARIOS[job.key.scenario].clock == "tick", job.key.task != "digits"
 
 
 def _claim(folder: Path, claim: dict[str, Any]) -> None:
@@ -237,7 +223,7 @@ def _claim(folder: Path, claim: dict[str, Any]) -> None:
             same = there.get(name) == plain(claim[name])
             require(same, f"{folder} holds a board with other {name}; allowed: a new directory, or the same settings")
         return
-    require(not folder.exists() or not any(folder.iterdir()), f"{folder} is not empty and holds no leaderboard")
+    require(is_new(folder), f"{folder} is not empty and holds no leaderboard")
     (folder / "cells").mkdir(parents=True, exist_ok=True)
     write_json(note, claim)
 

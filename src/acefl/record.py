@@ -12,6 +12,8 @@ import json
 import math
 import os
 import platform
+import shlex
+import sys
 from array import array
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -225,3 +227,14 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "acefl": acefl.__version__,
     }
+
+
+def command_line(otherwise: str) -> str:
+    """What a person typed to get here, or how a program would have."""
+    return shlex.join(["acefl", *sys.argv[1:]]) if Path(sys.argv[0]).name == "acefl" else otherwise
+
+
+def run_name(name: str, seed: int) -> str:
+    """A directory name for a method and a seed, without characters that shells and browsers trip over."""
+    plain = "".join(c if c.isalnum() or c in "=.-" else "_" for c in name).strip("_")
+    return f"{plain}-seed{seed}"

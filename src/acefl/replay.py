@@ -220,7 +220,6 @@ def compare(
 ) -> Path:
     """Replay a recorded run with several methods; `out` holds a run directory for each and one report."""
     from acefl import report
-    from acefl.experiment import run_name
 
     recorded = record.load(directory)
     names = [label(rule) for rule in methods]
@@ -231,7 +230,7 @@ def compare(
     with atomic_directory(Path(out)) as folder:
         entries = []
         for rule, name in zip(methods, names, strict=True):
-            where = f"runs/{run_name(name, seed)}"
+            where = f"runs/{record.run_name(name, seed)}"
             made = replay(recorded, rule, lr=lr, task=task, evaluations=evaluations, out=folder / where)
             entries.append(
                 {

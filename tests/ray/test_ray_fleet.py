@@ -15,11 +15,11 @@ import torch
 from acefl import ACE, ACED, InvalidInput, Server, Stop, load
 from acefl.cli import main
 from acefl.errors import AceflError, NothingInFlight
-from acefl.experiment import build_task
 from acefl.fleets.ray import RayFleet, run_on_ray
 from acefl.fleets.scripted import ScriptedFleet
 from acefl.fleets.simulated import work_key
 from acefl.loop import run
+from acefl.tasks.sources import build_task
 from acefl.types import Arrival, RuleSettings, Vector
 
 pytestmark = [

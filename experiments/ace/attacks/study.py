@@ -38,8 +38,8 @@ from acefl import (
     tasks,
 )
 from acefl.attacks import ATTACKS
-from acefl.experiment import DEFAULT_SCENARIO
 from acefl.record import machine
+from acefl.studies.spec import DEFAULT_SCENARIO
 from acefl.tasks import Task
 from acefl.types import RuleSettings
 

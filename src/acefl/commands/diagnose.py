@@ -80,8 +80,8 @@ def diagnose(
     from acefl.commands import show
     from acefl.commands.prepare import prepare
     from acefl.core.files import check_replaceable, read_json
-    from acefl.diagnose import diagnose as measure
     from acefl.report import diagnosis
+    from acefl.studies.diagnose import diagnose as measure
 
     check_replaceable(out)
     rules = options.parse_methods(method)

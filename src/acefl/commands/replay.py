@@ -83,7 +83,7 @@ def replay(
 
 def _stand_in(task: options.TaskOptions, recorded: Any) -> Task | None:
     """The task that was named, with as many clients as the run had; None: the run's own."""
-    from acefl.experiment import build_task
+    from acefl.tasks.sources import build_task
 
     context = click.get_current_context()
     given = [

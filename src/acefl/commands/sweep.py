@@ -35,10 +35,10 @@ def sweep(
       acefl sweep --vary method=ACE,ASGD --vary lr=0.05,0.2 --vary task.alpha=0.1,1
       acefl sweep grid.toml --vary seed=0,1,2,3,4 --ray auto
     """
-    from acefl import sweep as sweeping
     from acefl.commands import show
     from acefl.errors import require
     from acefl.report import sweeps
+    from acefl.studies import sweep as sweeping
 
     require(grid is not None or bool(vary), "nothing to sweep: give GRID.toml, --vary KEY=V,V, or both")
     content: dict[str, Any] = sweeping.read_settings(grid) if grid is not None else {}

@@ -23,7 +23,6 @@ import torch
 from acefl.admission import NormLimit
 from acefl.checkpoint import Every
 from acefl.errors import AceflError, InvalidInput, NothingInFlight, require
-from acefl.experiment import TaskSource, build_task
 from acefl.federation import Federation, Refusal, Trip, go, judge_by
 from acefl.fleets.simulated import work_key
 from acefl.optimizers import Optimizer
@@ -32,6 +31,7 @@ from acefl.schedules import Schedule
 from acefl.server import Server
 from acefl.simulation import Observer, Progress
 from acefl.stop import Stop
+from acefl.tasks.sources import TaskSource, build_task
 from acefl.types import Arrival, Lost, RuleSettings, State, Vector
 
 log = logging.getLogger("acefl")

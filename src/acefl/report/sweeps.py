@@ -16,7 +16,7 @@ from acefl.report import metrics, page, style
 from acefl.report.drawing import Figure, Panel, numbers
 from acefl.report.metrics import Metric
 from acefl.report.recorded import Method
-from acefl.sweep import results
+from acefl.studies.sweep import results
 
 _SEED = "seed"
 

@@ -20,7 +20,8 @@ from acefl.record import FORMAT
 
 if TYPE_CHECKING:
     from acefl.reproduce.plan import Recipe, Request
-    from acefl.reproduce.runner import Outcome, Progress
+    from acefl.reproduce.runner import Outcome
+    from acefl.studies.jobs import Progress
 
 NAMES = (
     "cifar10-main",

@@ -17,10 +17,10 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from acefl import ACE, ASGD, FedBuff, InvalidInput, Stop, amplification, convergence, report, tasks
 from acefl.cli import main
-from acefl.diagnose import diagnose, measure
 from acefl.record import load
 from acefl.report import diagnosis
 from acefl.rules import label
+from acefl.studies.diagnose import diagnose, measure
 
 METHODS = (ACE(), FedBuff(buffer=4), ASGD())
 
@@ -184,7 +184,7 @@ def test_a_directory_without_a_diagnosis_is_named(tmp_path: Path) -> None:
 
 
 def test_the_recorded_diagnosis_says_what_is_written_beside_it() -> None:
-    record = Path(__file__).parents[1] / "experiments/ace/theory"
+    record = Path(__file__).parents[2] / "experiments/ace/theory"
     written = (record / "README.md").read_text(encoding="utf-8")
     terms = diagnosis.load(record / "terms")
     for row in diagnosis.readable_participation(diagnosis.participation(terms)).itertuples(index=False):
