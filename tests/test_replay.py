@@ -110,4 +110,4 @@ def test_the_command_prints_the_table_and_writes_the_report(
     assert main(["replay", run, "--method", "ACE", *stand_in, "--out", str(out)]) == 0
     assert load(out / "runs" / "ACE-seed4").model.shape == (3,)
     assert main(["replay", str(tmp_path / "nothing"), "--method", "ACE", "--out", str(out)]) == 2
-    assert "cannot read" in capsys.readouterr().err
+    assert "config.json: missing" in capsys.readouterr().err

@@ -15,14 +15,15 @@ import platform
 import shlex
 import sys
 from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from acefl.core.files import atomic_directory, read_json, write_json
+from acefl.core.files import atomic_directory, json_object, read_json, read_text, write_json
 from acefl.core.settings import plain
 from acefl.errors import InvalidInput, require
 from acefl.state import blocks, lend
@@ -165,26 +166,78 @@ class Run:
         return Path(directory)
 
 
+@dataclass(frozen=True)
+class RunFiles:
+    """A run directory. Small files are read at once, large ones when somebody asks for them."""
+
+    directory: Path
+    config: dict[str, Any]
+    summary: dict[str, Any]
+
+    @classmethod
+    def read(cls, directory: Path, needs: Mapping[str, type] | None = None) -> Self:
+        """needs: what has to be in the configuration, and of which kind."""
+        config = document(directory / "config.json", needs or {})
+        return cls(directory, config, document(directory / "summary.json", {"final": dict}, versioned=False))
+
+    def rows(self) -> list[dict[str, float]]:
+        """One per evaluation, in the order they were made."""
+        path = self.directory / "metrics.jsonl"
+        lines = [line for line in enumerate(read_text(path).splitlines(), start=1) if line[1].strip()]
+        require(bool(lines), f"{path}: no rows in it")
+        objects = [json_object(line, f"{path} line {number}") for number, line in lines]
+        return [{key: math.nan if value is None else value for key, value in row.items()} for row in objects]
+
+    def table(self, name: str, columns: Sequence[str] = ()) -> pd.DataFrame:
+        """A parquet file; if it has rows, it has these columns."""
+        import pandas as pd
+        from pyarrow import ArrowException
+
+        path = self.directory / name
+        require(path.exists(), f"{path}: missing")
+        try:
+            frame = pd.read_parquet(path)
+        except (*_UNREADABLE, ArrowException) as problem:
+            raise InvalidInput(f"{path}: not a readable parquet file ({_one_line(problem)})") from None
+        for column in columns:
+            require(frame.empty or column in frame.columns, f"{path}: no column {column!r}")
+        return frame
+
+    def model(self) -> Vector:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        path = self.directory / "model.safetensors"
+        require(path.exists(), f"{path}: missing")
+        try:
+            return load_file(path)["model"]
+        except (*_UNREADABLE, SafetensorError) as problem:
+            raise InvalidInput(f"{path}: not a readable model ({_one_line(problem)})") from None
+
+
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, NotImplementedError)
+
+
+def document(path: Path, needs: Mapping[str, type], *, versioned: bool = True) -> dict[str, Any]:
+    """A JSON file of a record, of the format that is read here and with what is needed of it."""
+    content = read_json(path)
+    found = content.get("format")
+    require(
+        not versioned or found == FORMAT, f"{path}: format {found!r}, but this version of acefl reads format {FORMAT}"
+    )
+    for key, kind in needs.items():
+        require(isinstance(content.get(key), kind), f"{path}: {key!r} is missing or not a {kind.__name__}")
+    return content
+
+
 def load(directory: str | os.PathLike[str]) -> Run:
     """Read a run directory back."""
-    import pandas as pd
-    from pyarrow import ArrowException
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    folder = Path(directory)
-    config, summary = read_json(folder / "config.json"), read_json(folder / "summary.json")
-    if config.get("format") != FORMAT:
-        raise InvalidInput(f"{folder / 'config.json'} has format {config.get('format')!r}; this acefl reads {FORMAT}")
+    files = RunFiles.read(Path(directory))
+    summary, clients = files.summary, files.table("clients.parquet", ["participation"])
+    metrics, events, model = files.rows(), files.table("events.parquet"), files.model()
     try:
-        lines = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
-        metrics = [_numbers(dict(json.loads(line))) for line in lines]
-        require(bool(metrics), "metrics.jsonl is empty")
-        events = pd.read_parquet(folder / "events.parquet")
-        clients = pd.read_parquet(folder / "clients.parquet")
-        model = load_file(folder / "model.safetensors")["model"]
         return Run(
-            config=config,
+            config=files.config,
             metrics=metrics,
             model=model,
             steps=int(summary["steps"]),
@@ -198,16 +251,12 @@ def load(directory: str | os.PathLike[str]) -> Run:
             wall_seconds=float(summary["wall_seconds"]),
             diverged=bool(summary["diverged"]),
         )
-    except (
-        *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError),
-        *(ArrowException, SafetensorError),
-    ) as error:
-        reason = " ".join(f"{error}".split())
-        raise InvalidInput(f"{folder} is not a complete run directory: {reason}") from None
+    except _UNREADABLE as problem:
+        raise InvalidInput(f"{directory} is not a complete run directory: {_one_line(problem)}") from None
 
 
-def _numbers(row: dict[str, Any]) -> dict[str, float]:
-    return {name: math.nan if value is None else value for name, value in row.items()}
+def _one_line(problem: BaseException) -> str:
+    return " ".join(str(problem).split()) or type(problem).__name__
 
 
 def machine() -> dict[str, Any]:

@@ -27,7 +27,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_is_no_json_object_gets_one_line(tmp_path: Path) -> None:
-    for content, said in (("[1]", "does not hold a JSON object"), ("{", "cannot read")):
+    for content, said in (("[1]", "not a JSON object"), ("{", "not valid JSON")):
         (tmp_path / "note.json").write_text(content)
         with pytest.raises(InvalidInput, match=said):
             read_json(tmp_path / "note.json")

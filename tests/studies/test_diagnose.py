@@ -177,7 +177,7 @@ def test_bad_input_is_one_line_and_exit_code_two(
 
 
 def test_a_directory_without_a_diagnosis_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="diagnose.json: cannot be read"):
+    with pytest.raises(InvalidInput, match="diagnose.json: missing"):
         diagnosis.load(tmp_path)
     with pytest.raises(InvalidInput, match="parts is empty"):
         diagnose(out=tmp_path / "x", parts=())

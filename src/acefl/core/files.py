@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from acefl.core.settings import plain
-from acefl.errors import InvalidInput
+from acefl.errors import InvalidInput, require
 
 CHECKPOINT = "checkpoint"  # the folder of a run in progress, see `acefl.rundir`
 
@@ -98,13 +98,26 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file, or one clear line."""
+    return json_object(read_text(path), path)
+
+
+def read_text(path: Path) -> str:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"cannot read {path}: {error}") from None
-    if not isinstance(content, dict):
-        raise InvalidInput(f"{path} does not hold a JSON object")
-    return content
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InvalidInput(f"{path}: missing") from None
+    except (OSError, UnicodeDecodeError) as problem:
+        raise InvalidInput(f"{path}: cannot be read ({problem})") from None
+
+
+def json_object(text: str, where: object) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise InvalidInput(f"{where}: not valid JSON ({problem})") from None
+    require(isinstance(content, dict), f"{where}: not a JSON object")
+    found: dict[str, Any] = content
+    return found
 
 
 class JsonLines:
