@@ -160,11 +160,13 @@ def test_the_series_holds_the_papers_grid() -> None:
 
 def found(score: Callable[[int], float], first: tuple[int, ...] = rates.DECADES) -> tuple[int, set[int]]:
     """Where the search ends, and where it looked."""
-    scores: dict[int, float] = {}
-    while (step := rates.search(scores, first)).best is None:
-        assert step.wanted
-        scores |= {place: score(place) for place in step.wanted}
-    return step.best, set(scores)
+    place_of = {rates.c_of(place): place for place in range(rates.SMALLEST, rates.LARGEST + 1)}
+    search = rates.search(1.0, first)
+    while wanted := search.ask():
+        for rate in wanted:
+            search.tell(rate, score(place_of[rate]))
+    assert search.done
+    return place_of[search.best], {place_of[rate] for rate in search.scores}
 
 
 @pytest.mark.parametrize("best", [-13, -9, -4, -2, 0, 2, 3])

@@ -18,7 +18,7 @@ from typing import Any
 from acefl.errors import InvalidInput
 from acefl.record import machine
 from acefl.reproduce.plan import Planned, Tuning
-from acefl.reproduce.rates import c_of, search
+from acefl.reproduce.rates import search
 from acefl.reproduce.records import Ledger, Record, Results
 from acefl.studies.jobs import Job, Progress, open_jobs
 from acefl.studies.spec import RunSpec
@@ -156,15 +156,16 @@ class _Schedule:
         """The trials that an entry's search still wants or, where it has ended, the entry's runs."""
         if planned.tuning is None:
             return [], planned.cells()
-        records, unit = self._ledgers[planned.recipe].records, planned.tuning.unit
-        scores: dict[int, float] = {}
-        while (step := search(scores, planned.tuning.first)).best is None:
-            trials = {place: planned.trial(c_of(place) * unit) for place in step.wanted}
+        records = self._ledgers[planned.recipe].records
+        rates = search(planned.tuning.unit, planned.tuning.first)
+        while wanted := rates.ask():
+            trials = {rate: planned.trial(rate) for rate in wanted}
             missing = [cell for cell in trials.values() if cell.name not in records]
             if missing:
                 return missing, []
-            scores |= {place: _score(records[cell.name], planned.tuning) for place, cell in trials.items()}
-        return [], planned.cells(c_of(step.best) * unit)
+            for rate, cell in trials.items():
+                rates.tell(rate, _score(records[cell.name], planned.tuning))
+        return [], planned.cells(rates.best)
 
     def _shared(self, assignment: Assignment) -> bool:
         """Whether another recipe has made this very run: then its record is copied, under our labels."""
