@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from acefl import report
-from acefl.core.files import atomic_write, is_new, read_json, write_json
+from acefl.core.files import atomic_write, claim, read_json
 from acefl.core.settings import label, plain, settings_of
 from acefl.errors import require
 from acefl.record import FORMAT, command_line, machine, run_name
@@ -55,7 +55,6 @@ MEANING: Mapping[str, str] = {
 ARRIVALS, BUDGET, SEEDS = 6000, 12.0, (0, 1, 2, 3, 4)
 _QUICK: Mapping[str, Any] = {"arrivals": 80, "budget": 2.0, "seeds": (0, 1)}
 _KEPT = ("accuracy", "client_loss", "slow_accuracy", "gap", "grad_norm")
-_SETTINGS = ("arrivals", "budget", "seeds", "tasks", "scenarios")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +128,7 @@ def leaderboard(
         require(names.count(name) == 1, f"method {name} is on the board twice")
     folder, began = Path(out), time.perf_counter()
     tasks = {name: {**settings, **({"clients": 6} if quick else {})} for name, settings in TASKS.items()}
-    claim = {
+    made_with = {
         "format": FORMAT,
         "arrivals": arrivals,
         "budget": budget,
@@ -137,7 +136,8 @@ def leaderboard(
         "tasks": tasks,
         "scenarios": {name: dataclasses.asdict(scenario) for name, scenario in SCENARIOS.items()},
     }
-    _claim(folder, claim)
+    claim(folder / "board.json", made_with, "leaderboard")
+    (folder / "cells").mkdir(exist_ok=True)
     cells = [
         Cell(
             task,
@@ -159,7 +159,7 @@ def leaderboard(
     with open_jobs(workers) as jobs:
         jobs.run(waiting, recorded=_is_there, first=_longest_first, progress=progress)
     rows = [read_json(path) for path in sorted((folder / "cells").glob("*.json"))]
-    board = {**claim, "command": command_line("acefl.leaderboard(...)"), "machine": machine()}
+    board = {**made_with, "command": command_line("acefl.leaderboard(...)"), "machine": machine()}
     took = {"took": _took(folder) + time.perf_counter() - began, "core_seconds": sum(row["seconds"] for row in rows)}
     write_board(folder / "leaderboard.json", {**board, **took, "rows": rows})
     report.build(folder)
@@ -212,20 +212,6 @@ def _is_there(job: Job) -> bool | None:
 def _longest_first(job: Job) -> tuple[bool, bool]:
     """So that no worker is left with a long one at the end."""
     return SCENARIOS[job.key.scenario].clock == "tick", job.key.task != "digits"
-
-
-def _claim(folder: Path, claim: dict[str, Any]) -> None:
-    """Write down what every cell here is made with; a board of other settings, or something else, is refused."""
-    note = folder / "board.json"
-    if note.exists():
-        there = read_json(note)
-        for name in _SETTINGS:
-            same = there.get(name) == plain(claim[name])
-            require(same, f"{folder} holds a board with other {name}; allowed: a new directory, or the same settings")
-        return
-    require(is_new(folder), f"{folder} is not empty and holds no leaderboard")
-    (folder / "cells").mkdir(parents=True, exist_ok=True)
-    write_json(note, claim)
 
 
 def _took(folder: Path) -> float:

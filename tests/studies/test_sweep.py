@@ -138,7 +138,7 @@ def test_a_wrong_grid_is_refused_before_any_work(tmp_path: Path, content: dict[s
 def test_a_directory_with_another_grid_or_other_files_is_refused(tmp_path: Path) -> None:
     grid = Grid.of({**SMALL, "method": "ACE", "lr": 0.05, "task": {**SMALL["task"], "heterogeneity": 1.0}})
     sweep(grid, tmp_path / "mine", workers=1)
-    with pytest.raises(InvalidInput, match="another sweep"):
+    with pytest.raises(InvalidInput, match="holds a sweep with other axes"):
         sweep(Grid.of(SMALL), tmp_path / "mine")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()

@@ -81,6 +81,23 @@ def is_new(folder: Path) -> bool:
     return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
 
 
+def claim(note: Path, settings: Mapping[str, Any], what: str, **more: Any) -> None:
+    """Write down what the results in a directory are made with; one that holds others, or something else, is refused.
+
+    So a second call with the same settings may add to them. more: what is written down beside the settings.
+    """
+    folder, claimed = note.parent, plain(settings)
+    if note.exists():
+        there = read_json(note)
+        for key, value in claimed.items():
+            same = there.get(key) == value
+            require(same, f"{folder} holds a {what} with other {key}; allowed: a new directory, or the same settings")
+        return
+    require(is_new(folder), f"{folder} is not empty and holds no {what}; allowed: a new directory")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(note, {**claimed, **more})
+
+
 def atomic_write(path: Path, text: str) -> None:
     """Write a file that is there complete or not at all; what was there before stays until then."""
     beside = path.with_name(f".{path.name}.unfinished")

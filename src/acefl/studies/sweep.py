@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from acefl import optimizers, schedules
-from acefl.core.files import is_new, read_json, write_json
+from acefl.core.files import claim, read_json, write_json
 from acefl.core.settings import build
 from acefl.errors import InvalidInput, require
 from acefl.record import FORMAT, machine
@@ -158,7 +158,8 @@ def sweep(
     cells = grid.cells()
     for cell in cells:
         _check(cell, folder)
-    _claim(folder, grid)
+    claim(folder / "sweep.json", {"format": FORMAT, "axes": grid.axes, "fixed": grid.fixed}, "sweep", machine=machine())
+    (folder / "cells").mkdir(exist_ok=True)
     failures: dict[str, str] = {}
 
     def note(cell: Cell) -> Path:
@@ -186,22 +187,6 @@ def _check(cell: Cell, folder: Path) -> None:
     clients = spec.task.get("clients") if isinstance(spec.task, Mapping) else None
     if clients is not None:
         spec.scenario.check(_whole("task.clients", clients))
-
-
-def _claim(folder: Path, grid: Grid) -> None:
-    """Write the grid down; a directory that holds another grid, or something else, is refused."""
-    described = {"format": FORMAT, "axes": grid.axes, "fixed": grid.fixed}
-    note = folder / "sweep.json"
-    if note.exists():
-        known = read_json(note)
-        require(
-            known.get("axes") == grid.axes and known.get("fixed") == grid.fixed,
-            f"{folder} holds another sweep; allowed: a new directory, or the grid that is there",
-        )
-        return
-    require(is_new(folder), f"{folder} is not empty and holds no sweep")
-    (folder / "cells").mkdir(parents=True, exist_ok=True)
-    write_json(note, {**described, "machine": machine()})
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -57,14 +57,14 @@ class Range:
         return Range(value / half, value * half, self.whole)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Trial:
     """One combination of settings and how far it was taken."""
 
     settings: dict[str, float]
-    quarters: int  # of a run
-    score: float  # the task's objective there; infinite if it diverged
-    arrivals: int  # uploads spent on it, all stages together
+    quarters: int = 0  # of a run
+    score: float = math.inf  # the task's objective there; infinite if it diverged
+    arrivals: int = 0  # uploads spent on it, all stages together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,16 +219,6 @@ class Log:
             self._lines.add({"settings": settings, "quarters": quarters, "score": score, "arrivals": arrivals})
 
 
-@dataclasses.dataclass(eq=False)
-class _Running:
-    """A trial that is still in the race."""
-
-    settings: dict[str, float]
-    quarters: int = 0
-    score: float = math.inf
-    arrivals: int = 0
-
-
 class _Search:
     def __init__(
         self,
@@ -243,7 +233,7 @@ class _Search:
         self._plan, self._ranges, self._objective, self._budget = plan, ranges, objective, budget
         self._log, self._jobs, self._progress = log, jobs, progress
         self._spent = 0.0
-        self._trials: list[_Running] = []
+        self._trials: list[Trial] = []
 
     def run(self) -> Tuning:
         self._tell_progress("")
@@ -253,41 +243,37 @@ class _Search:
             count = max(1, min(GENERATION, int(self._left / each)))
             self._race(self._ask(count, generation))
             generation += 1
-        trials = self._tried()
-        best = _best(trials).settings
-        return Tuning(self._rule(best), best["lr"], self._objective, trials, self._budget, self._spent)
+        best = _best(self._trials).settings
+        return Tuning(self._rule(best), best["lr"], self._objective, self._trials, self._budget, self._spent)
 
     @property
     def _left(self) -> float:
         return self._budget - self._spent
 
-    def _tried(self) -> list[Trial]:
-        return [Trial(one.settings, one.quarters, one.score, one.arrivals) for one in self._trials]
-
-    def _ask(self, count: int, generation: int) -> list[_Running]:
+    def _ask(self, count: int, generation: int) -> list[Trial]:
         """The next trials: over the whole ranges at first, then over ever smaller parts around the best so far."""
         ranges = self._ranges
         if generation:
-            best = _best(self._tried()).settings
+            best = _best(self._trials).settings
             ranges = {name: own.around(best[name], 0.25**generation) for name, own in ranges.items()}
         points = spread_evenly(count, len(ranges), first=1 if generation else 0)
         asked = [
-            _Running({name: own.at(share) for (name, own), share in zip(ranges.items(), point, strict=True)})
+            Trial({name: own.at(share) for (name, own), share in zip(ranges.items(), point, strict=True)})
             for point in points
         ]
         self._trials += asked
         return asked
 
-    def _race(self, running: list[_Running]) -> None:
+    def _race(self, running: list[Trial]) -> None:
         """Take a generation from stage to stage, as far as the budget goes."""
         for quarters in QUARTERS:
             best = sorted(running, key=lambda one: one.score)[: int(self._left * WHOLE / quarters)]
-            affordable = [one for one in running if one in best]
+            affordable = sorted(best, key=running.index)
             self._score(affordable, quarters)
             passed = promoted([one.score for one in affordable])
             running = [one for one, good in zip(affordable, passed, strict=True) if good]
 
-    def _score(self, trials: list[_Running], quarters: int) -> None:
+    def _score(self, trials: list[Trial], quarters: int) -> None:
         """Run them this far from the start: runs that keep no state between stages can be made anywhere."""
         self._spent += len(trials) * quarters / WHOLE
         jobs = [Job(_score_until, (self._spec(one.settings), quarters), one) for one in trials]
@@ -312,7 +298,7 @@ class _Search:
         rule: RuleSettings = dataclasses.replace(cast(Any, self._plan.rule), **rest) if rest else self._plan.rule
         return rule
 
-    def _collect(self, one: _Running, quarters: int, scored: Scored) -> None:
+    def _collect(self, one: Trial, quarters: int, scored: Scored) -> None:
         score, arrivals = scored
         one.quarters, one.score, one.arrivals = quarters, score, one.arrivals + arrivals
         words = ", ".join(f"{name} {value:.3g}" for name, value in one.settings.items())
