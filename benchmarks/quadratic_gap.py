@@ -9,8 +9,9 @@ from __future__ import annotations
 import statistics
 
 from acefl import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff
-from acefl.experiment import DEFAULT_SCENARIO, DEFAULT_STOP, Job, make, search_rate
 from acefl.rules import label
+from acefl.studies.compare import search_rate
+from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, RunSpec
 from benchmarks.common import report
 
 TASK = {"name": "quadratic", "clients": 100, "dim": 50, "heterogeneity": 1.0, "noise": 0.5}
@@ -21,7 +22,7 @@ def main() -> None:
     rows, gaps = [], {}
     for rule in (ACE(), ACED(tau=300), CA2FL(), FedBuff(), ASGD(), DelayAdaptiveASGD()):
         search = search_rate(TASK, rule)
-        runs = [make(Job(TASK, rule, search.best, DEFAULT_SCENARIO, DEFAULT_STOP, seed)) for seed in SEEDS]
+        runs = [RunSpec(TASK, rule, search.best, DEFAULT_SCENARIO, DEFAULT_STOP, seed).run() for seed in SEEDS]
         finals = [run.final["gap"] for run in runs]
         gaps[label(rule)] = statistics.geometric_mean(finals)
         rows.append(

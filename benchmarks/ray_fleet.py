@@ -16,10 +16,10 @@ import torch
 
 from acefl import ACE, ACED, ASGD, Server, Stop
 from acefl.core.rule import Method
-from acefl.experiment import build_task
 from acefl.fleets.ray import RayFleet
 from acefl.fleets.simulated import work_key
 from acefl.loop import run
+from acefl.tasks.sources import build_task
 from benchmarks.common import report
 
 SOURCE = {"name": "digits", "clients": 100, "alpha": 0.1, "model": "mlp", "batch": 50}

@@ -6,7 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from acefl.sweep import Grid, sweep
+from acefl.studies.sweep import Grid, sweep
 from benchmarks.common import report
 
 GRID = {

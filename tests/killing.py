@@ -33,6 +33,7 @@ from tests import resumable
 import acefl
 from acefl import Every, InvalidInput, record, simulate, tasks
 from acefl.checkpoint import Checkpoints
+from acefl.core.files import CHECKPOINT
 
 EVERY = Every(arrivals=10)
 LONGER = 1.5  # a life may last so many times what the run takes without checkpoints: most end before it does
@@ -69,7 +70,7 @@ def live(rule: str, scenario: str, room: Path, arrivals: int = ARRIVALS, die_bef
     if die_before is not None:
         die_before_change(die_before)
     with suppress(InvalidInput, FileNotFoundError):
-        at = Checkpoints(where / record.CHECKPOINT).load()["simulation"]
+        at = Checkpoints(where / CHECKPOINT).load()["simulation"]
         with open(room / "resumed-at", "a") as log:
             log.write(f"{at['server']['accepted'] if at else 0}\n")
     try:
@@ -79,7 +80,7 @@ def live(rule: str, scenario: str, room: Path, arrivals: int = ARRIVALS, die_bef
         run = simulate(tasks.build(resumable.TASK), **how, out=where, checkpoint=EVERY)
     loaded = acefl.load(where)
     assert torch.equal(loaded.model, run.model)
-    assert not (where / record.CHECKPOINT).exists()
+    assert not (where / CHECKPOINT).exists()
     (room / "fingerprint.json").write_text(json.dumps(resumable.fingerprint(run)))
 
 

@@ -9,8 +9,8 @@ import torch
 
 from acefl import ACE, InvalidInput, RobustACE, Scenario, Stop, attacked, keyed, simulate, tasks
 from acefl.attacks import ATTACKS, STRENGTHS
-from acefl.experiment import build_task
 from acefl.tasks import Task
+from acefl.tasks.sources import build_task
 
 DIGITS = tasks.digits(clients=10, alpha=0.5)
 KEYS = [keyed.key(9, client) for client in range(10)]

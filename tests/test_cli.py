@@ -21,11 +21,12 @@ from typing import Any, get_type_hints
 import pytest
 
 import acefl
-from acefl import experiment, optimizers, rules, schedules, tasks, timing
+from acefl import optimizers, rules, schedules, tasks, timing
 from acefl.cli import main
 from acefl.commands import options
 from acefl.commands.app import app
 from acefl.stop import Stop
+from acefl.studies import spec
 from acefl.tasks.partition import PARTITIONS
 
 TINY = ["--task", "quadratic", "--clients", "5", "--dim", "3", "--arrivals", "30"]
@@ -124,11 +125,11 @@ def test_every_setting_has_an_option_and_every_option_a_setting() -> None:
 
 
 def test_no_options_are_the_default_comparison() -> None:
-    assert options.ScenarioOptions().build() == experiment.DEFAULT_SCENARIO
-    assert options.StopOptions().build() == experiment.DEFAULT_STOP
-    assert options.TaskOptions().build().items() >= experiment.DEFAULT_TASK.items()
-    assert tuple(options.parse_seeds("3")) == experiment.DEFAULT_SEEDS
-    assert tuple(options.parse_methods(None)) == experiment.PAPER_METHODS
+    assert options.ScenarioOptions().build() == spec.DEFAULT_SCENARIO
+    assert options.StopOptions().build() == spec.DEFAULT_STOP
+    assert options.TaskOptions().build().items() >= spec.DEFAULT_TASK.items()
+    assert tuple(options.parse_seeds("3")) == spec.DEFAULT_SEEDS
+    assert tuple(options.parse_methods(None)) == spec.PAPER_METHODS
 
 
 def test_help_shows_the_defaults_that_hold() -> None:
@@ -334,7 +335,7 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["compare", *TINY, "--seeds", "0"], ["seeds", "such as 3"]),
     (["compare", *TINY, "--seeds", "1,one"], ["seeds", "1,one"]),
     (["compare", *TINY, "--seeds", "1,1"], ["seeds", "each once"]),
-    (["compare", *TINY, "--seeds", f"{experiment.TUNING_SEED},"], [str(experiment.TUNING_SEED), "tuning"]),
+    (["compare", *TINY, "--seeds", f"{spec.TUNING_SEED},"], [str(spec.TUNING_SEED), "tuning"]),
     (["compare", *TINY, "--lr", "0"], ["lr is 0", "above 0"]),
     (["compare", *TINY, "--lr", "inf"], ["lr is inf"]),
     (["compare", *TINY, "--workers", "0"], ["workers is 0"]),

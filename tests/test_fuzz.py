@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from acefl import ACE, InvalidInput, Run, Stop, load, simulate, tasks
 from acefl.commands.options import parse_seeds
 from acefl.rules import METHODS, from_settings, parse
-from acefl.sweep import KEYS, Grid, _check, parse_axis
+from acefl.studies.sweep import KEYS, Grid, _check, parse_axis
 from acefl.timing import Scenario, read_trace
 
 examples = settings(max_examples=150)

@@ -15,10 +15,10 @@ from acefl import ACE, ASGD, FedAvg, FedBuff, InvalidInput, Scenario, Stop, lead
 from acefl import simulate as simulated
 from acefl.advise import SIGNS, advise, decision_table, simplest, symptoms_of, unbeaten
 from acefl.cli import main
-from acefl.experiment import build_task
 from acefl.leaderboard import MEANING, SCENARIOS, TASKS, scenario_of, stop_of
 from acefl.report.standings import Board, half_width
 from acefl.rules import parse
+from acefl.tasks.sources import build_task
 
 BOTH = (ACE(), FedBuff())
 
@@ -72,7 +72,7 @@ def test_a_board_goes_on_where_it_was_and_a_method_joins_at_its_own_cost(made: P
     joined = small(out, [ASGD()], progress=lambda done, known, last: heard.append(done))
     assert joined.methods == ["ACE", "ASGD", "FedBuff"]
     assert len(heard) == 1 + len(TASKS) * len(SCENARIOS)
-    with pytest.raises(InvalidInput, match="holds a board with other arrivals"):
+    with pytest.raises(InvalidInput, match="holds a leaderboard with other arrivals"):
         leaderboard.leaderboard([ACE()], out=out, only=True, arrivals=7, workers=1)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()

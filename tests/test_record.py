@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 
 import acefl
 from acefl import ACE, ASGD, InvalidInput, Run, Scenario, Stop, simulate, tasks
-from acefl.record import machine, plain, whole_directory
+from acefl.core.files import atomic_directory
+from acefl.core.settings import plain
+from acefl.record import machine
 
 FILES = ("config.json", "metrics.jsonl", "events.parquet", "clients.parquet", "summary.json", "model.safetensors")
 
@@ -225,7 +227,7 @@ def test_the_current_directory_is_refused(run: Run, tmp_path: Path, monkeypatch:
     for target in (".", "..", str(tmp_path)):
         with pytest.raises(InvalidInput):
             run.save(target)
-    with whole_directory(Path("below")) as into:
+    with atomic_directory(Path("below")) as into:
         (into / "file").write_text("fine")
     assert (tmp_path / "below" / "file").exists()
 
@@ -290,5 +292,5 @@ def test_damage_anywhere_is_refused_or_harmless(
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="cannot read .*nowhere"):
+    with pytest.raises(InvalidInput, match="nowhere.config.json: missing"):
         acefl.load(tmp_path / "nowhere")

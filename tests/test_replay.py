@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from acefl import ACE, ACED, ASGD, CA2FL, FedBuff, FedFa, InvalidInput, Run, Scenario, Stop, load, simulate, tasks
+from acefl.core.files import read_json
 from acefl.core.rule import Method
-from acefl.record import read_json
 from acefl.replay import Trace, compare, replay
 from acefl.tasks.base import Task
 
@@ -113,4 +113,4 @@ def test_the_command_prints_the_table_and_writes_the_report(
     assert main(["replay", run, "--method", "ACE", *stand_in, "--out", str(out)]) == 0
     assert load(out / "runs" / "ACE-seed4").model.shape == (3,)
     assert main(["replay", str(tmp_path / "nothing"), "--method", "ACE", "--out", str(out)]) == 2
-    assert "cannot read" in capsys.readouterr().err
+    assert "config.json: missing" in capsys.readouterr().err

@@ -24,7 +24,7 @@ from acefl.reproduce import cifar10_main, news20_table, quantization, rates, run
 from acefl.reproduce.page import Page, lines
 from acefl.reproduce.plan import FORMS, Planned, Request, Tuning, contestants
 from acefl.reproduce.records import Ledger, Results, spread
-from acefl.sweep import Cell
+from acefl.studies.sweep import Cell
 
 WORDS = ("goal puck ice", "orbit moon launch", "engine car wheel", "graphics pixel image")
 
@@ -160,11 +160,13 @@ def test_the_series_holds_the_papers_grid() -> None:
 
 def found(score: Callable[[int], float], first: tuple[int, ...] = rates.DECADES) -> tuple[int, set[int]]:
     """Where the search ends, and where it looked."""
-    scores: dict[int, float] = {}
-    while (step := rates.search(scores, first)).best is None:
-        assert step.wanted
-        scores |= {place: score(place) for place in step.wanted}
-    return step.best, set(scores)
+    place_of = {rates.c_of(place): place for place in range(rates.SMALLEST, rates.LARGEST + 1)}
+    search = rates.search(1.0, first)
+    while wanted := search.ask():
+        for rate in wanted:
+            search.tell(rate, score(place_of[rate]))
+    assert search.done
+    return place_of[search.best], {place_of[rate] for rate in search.scores}
 
 
 @pytest.mark.parametrize("best", [-13, -9, -4, -2, 0, 2, 3])
@@ -540,5 +542,5 @@ def test_measured_memory_has_the_printed_orders(tmp_path: Path) -> None:
 
 def test_contestants_are_methods_that_can_be_built() -> None:
     for contestant in contestants(Request(), 50):
-        job = Cell({"method": contestant.method, "lr": 1.0}).job(Path())
-        assert dataclasses.is_dataclass(job.rule)
+        spec = Cell({"method": contestant.method, "lr": 1.0}).spec(Path())
+        assert dataclasses.is_dataclass(spec.rule)

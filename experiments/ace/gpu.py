@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from acefl import reproduce
-from acefl.record import FORMAT, read_json, write_json
+from acefl.core.files import read_json, write_json
+from acefl.record import FORMAT
 from acefl.reproduce import runner
 from acefl.reproduce.plan import Planned
 from acefl.reproduce.readings import PRETRAINED

@@ -22,8 +22,8 @@ sys.path.insert(0, str(HERE.parents[1]))  # so that worker processes find experi
 
 from experiments.leaderboard.publish import filled  # noqa: E402
 
+from acefl.core.files import read_json  # noqa: E402
 from acefl.leaderboard import leaderboard  # noqa: E402
-from acefl.record import read_json  # noqa: E402
 from acefl.report.metrics import by_key  # noqa: E402
 from acefl.report.standings import SHOWN, Board, half_width, scores_of  # noqa: E402
 from acefl.rules import parse  # noqa: E402

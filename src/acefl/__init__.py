@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from acefl.checkpoint import Every
     from acefl.core.rule import Method, Rule
     from acefl.errors import AceflError, InvalidInput, NothingInFlight
-    from acefl.experiment import compare
-    from acefl.halving import tune
     from acefl.optimizers import SGD, Adam, Momentum, Yogi
     from acefl.record import Run, load
     from acefl.resuming import resume
@@ -46,6 +44,8 @@ if TYPE_CHECKING:
     from acefl.server import Server
     from acefl.simulation import simulate
     from acefl.stop import Stop
+    from acefl.studies.compare import compare
+    from acefl.studies.tune import tune
     from acefl.table import Accumulator, Table
     from acefl.timing import Scenario
     from acefl.types import Arrival, Left, Lost, Step
@@ -95,11 +95,11 @@ _HOME = {
     "WarmUp": "schedules",
     "Yogi": "optimizers",
     "attacked": "attacks",
-    "compare": "experiment",
+    "compare": "studies.compare",
     "load": "record",
     "resume": "resuming",
     "simulate": "simulation",
-    "tune": "halving",
+    "tune": "studies.tune",
 }
 
 

@@ -10,9 +10,9 @@ import dataclasses
 from typing import Any
 
 from acefl.core.rule import Method
-from acefl.experiment import Job, make
 from acefl.rules import label
 from acefl.stop import Stop
+from acefl.studies.spec import RunSpec
 from acefl.timing import Scenario
 
 
@@ -28,13 +28,13 @@ class Grid:
     arrivals: int = 3_000
     lr_per_arrival: float = 0.01
 
-    def jobs(self, rule: Method, seed: int) -> list[tuple[dict[str, Any], Job]]:
+    def jobs(self, rule: Method, seed: int) -> list[tuple[dict[str, Any], RunSpec]]:
         """Every cell for one method: what it is, and the run that measures it."""
         per_step = rule.arrivals_per_step or 1
         return [
             (
                 {"method": label(rule), "spread": spread, "heterogeneity": heterogeneity, "seed": seed},
-                Job(
+                RunSpec(
                     task={
                         "name": "quadratic",
                         "clients": self.clients,
@@ -59,8 +59,8 @@ class Grid:
 QUICK = Grid(spreads=(1.0, 10.0), heterogeneities=(0.0, 1.0), clients=6, dim=4, arrivals=200)
 
 
-def measure(job: Job) -> dict[str, float]:
+def measure(spec: RunSpec) -> dict[str, float]:
     """The terms of the second half of the run, when the start is forgotten, and how near the optimum it ended."""
-    run = make(job)
+    run = spec.run()
     late = run.history[run.history["arrival"] >= run.arrivals / 2]
     return {name: float(late[name].mean()) for name in ("noise", "bias", "delay", "mse", "gap")}

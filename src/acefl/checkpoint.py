@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from acefl.core.files import sync_directory
 from acefl.errors import InvalidInput, require
 from acefl.state import Parts, put_together
 from acefl.types import State
@@ -245,15 +246,6 @@ class Checkpoints:
                 with suppress(OSError):
                     (self._folder / file).unlink()
                 self._sizes.pop(file, None)
-
-
-def sync_directory(folder: Path) -> None:
-    """Make what was created, renamed and removed in a directory survive a loss of power."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _number(file: str) -> int:

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from acefl.core.rule import Method
-from acefl.experiment import Job, make
 from acefl.probes import TrueGradient
 from acefl.record import Run
 from acefl.rules import ACE, ASGD, label
 from acefl.stop import Stop
+from acefl.studies.spec import RunSpec
 from acefl.timing import Scenario
 
 _SPREAD = 10.0  # of client speeds: the theorem allows any bounded delay
@@ -38,7 +38,7 @@ class Study:
     clients: tuple[int, ...]
     c: float  # lr = c sqrt(n / T)
 
-    def jobs(self, seeds: Sequence[int]) -> list[tuple[dict[str, Any], Job]]:
+    def jobs(self, seeds: Sequence[int]) -> list[tuple[dict[str, Any], RunSpec]]:
         """Every point of the study on every seed: what it is, and the run that measures it."""
         points = [(steps, clients) for steps in self.steps for clients in self.clients]
         return [
@@ -52,7 +52,7 @@ class Study:
                     "seed": seed,
                     "lr": self.c * math.sqrt(clients / steps),
                 },
-                Job(
+                RunSpec(
                     task={**self.settings, "clients": clients},
                     rule=self.rule,
                     lr=self.c * math.sqrt(clients / steps),
@@ -85,9 +85,9 @@ QUICK = tuple(
 )
 
 
-def measure(job: Job) -> dict[str, float]:
+def measure(spec: RunSpec) -> dict[str, float]:
     """The mean squared norm of the true gradient, over the whole run and over its second half."""
-    return squared_gradient(make(job, [TrueGradient()]))
+    return squared_gradient(spec.run([TrueGradient()]))
 
 
 def squared_gradient(run: Run) -> dict[str, float]:

@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from acefl.admission import Gate, NormLimit
-from acefl.calls import record_of
 from acefl.checkpoint import Every
+from acefl.core.files import CHECKPOINT
 from acefl.core.rule import Method, Upload
+from acefl.core.settings import label, plain, step_record
 from acefl.errors import NothingInFlight, require
 from acefl.loop import Fleet, run
 from acefl.observers import Observer, add_columns, check_savable, methods, names
 from acefl.optimizers import Optimizer
-from acefl.record import CHECKPOINT, FORMAT, Events, Run, machine, plain
-from acefl.rules import label
+from acefl.record import FORMAT, Events, Run, machine
 from acefl.rundir import RunDirectory, reopen, start
 from acefl.schedules import Schedule, per_step
 from acefl.server import Server
@@ -290,9 +290,7 @@ class Federation:
         self.config = {**configuration(rule, lr, stop, model.numel()), **config}
         if norm_limit is not None:
             self.config["norm_limit"] = dataclasses.asdict(norm_limit)
-        self.config |= {
-            name: record_of(given) for name, given in (("optimizer", optimizer), ("schedule", schedule)) if given
-        }
+        self.config |= step_record(optimizer, schedule)
         self.events = TravelEvents()
         self.watch = Watch(judge, evaluations, background=background)
         self.sample_counts = dict(enumerate(samples or ()))  # as clients have told them

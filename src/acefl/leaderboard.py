@@ -15,20 +15,22 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from acefl import report
+from acefl.core.files import atomic_write, claim, read_json
 from acefl.core.rule import Method
+from acefl.core.settings import label, plain, settings_of
 from acefl.errors import require
-from acefl.experiment import DEFAULT_TASK, TUNING_SEED, Job, Progress, build_task, command_line, make, run_name
-from acefl.halving import check_budget, tune
-from acefl.record import FORMAT, machine, plain, read_json
-from acefl.rules import METHODS, label
-from acefl.simulation import imported_from, settings_of
+from acefl.record import FORMAT, command_line, machine, run_name
+from acefl.rules import METHODS, imported_from
 from acefl.stop import Stop
+from acefl.studies.jobs import Job, Progress, open_jobs
+from acefl.studies.spec import DEFAULT_TASK, TUNING_SEED, RunSpec
+from acefl.studies.tune import check_budget, tune
+from acefl.tasks.sources import build_task
 from acefl.timing import Durations, Scenario
-from acefl.workers import open_pool
 
 TASKS: Mapping[str, Mapping[str, Any]] = {
     "digits": DEFAULT_TASK,
@@ -53,7 +55,6 @@ MEANING: Mapping[str, str] = {
 ARRIVALS, BUDGET, SEEDS = 6000, 12.0, (0, 1, 2, 3, 4)
 _QUICK: Mapping[str, Any] = {"arrivals": 80, "budget": 2.0, "seeds": (0, 1)}
 _KEPT = ("accuracy", "client_loss", "slow_accuracy", "gap", "grad_norm")
-_SETTINGS = ("arrivals", "budget", "seeds", "tasks", "scenarios")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,12 +70,13 @@ class Cell:
     seeds: tuple[int, ...]
     path: Path
 
-    def fill(self) -> float:
-        """Tune, run on every seed, and write it down; the seconds it took."""
+    def fill(self) -> None:
+        """Tune, run on every seed, and write it down."""
         began = time.perf_counter()
         scenario = scenario_of(self.rule, SCENARIOS[self.scenario])
         found = tune(self.settings, self.rule, scenario=scenario, stop=self.stop, budget=self.budget, workers=1)
-        runs = [make(Job(self.settings, found.rule, found.lr, scenario, self.stop, seed, 4)) for seed in self.seeds]
+        specs = [RunSpec(self.settings, found.rule, found.lr, scenario, self.stop, seed, 4) for seed in self.seeds]
+        runs = [spec.run() for spec in specs]
         names = [name for name in _KEPT if name in runs[0].final]
         row = {
             "task": self.task,
@@ -92,10 +94,7 @@ class Cell:
             "time": [_short(run.time) for run in runs],
             "seconds": _short(time.perf_counter() - began),
         }
-        unfinished = self.path.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(plain(row), allow_nan=False), encoding="utf-8")
-        os.replace(unfinished, self.path)
-        return time.perf_counter() - began
+        atomic_write(self.path, json.dumps(plain(row), allow_nan=False))
 
 
 def leaderboard(
@@ -116,8 +115,6 @@ def leaderboard(
     the virtual time in which the others have so many. budget: how many whole runs the tuning of a cell may cost. quick:
     everything in a minute, to see what it looks like; its numbers mean nothing.
     """
-    from acefl import report
-
     if quick:
         arrivals, budget, seeds = _QUICK["arrivals"], _QUICK["budget"], _QUICK["seeds"]
     require(arrivals >= 1, f"arrivals is {arrivals}; allowed: at least 1")
@@ -131,7 +128,7 @@ def leaderboard(
         require(names.count(name) == 1, f"method {name} is on the board twice")
     folder, began = Path(out), time.perf_counter()
     tasks = {name: {**settings, **({"clients": 6} if quick else {})} for name, settings in TASKS.items()}
-    claim = {
+    made_with = {
         "format": FORMAT,
         "arrivals": arrivals,
         "budget": budget,
@@ -140,7 +137,8 @@ def leaderboard(
         "scenarios": {name: dataclasses.asdict(scenario) for name, scenario in SCENARIOS.items()},
         "meaning": dict(MEANING),
     }
-    _claim(folder, claim)
+    claim(folder / "board.json", made_with, "leaderboard")
+    (folder / "cells").mkdir(exist_ok=True)
     cells = [
         Cell(
             task,
@@ -158,9 +156,11 @@ def leaderboard(
     ]
     for task, settings in tasks.items():
         require(build_task(settings, TUNING_SEED).objective in _KEPT, f"task {task} is judged by what is not kept")
-    _fill([cell for cell in cells if not cell.path.exists()], len(cells), workers, progress)
+    waiting = [Job(Cell.fill, cell, cell, f"{label(cell.rule)}: {cell.task}, {cell.scenario}") for cell in cells]
+    with open_jobs(workers) as jobs:
+        jobs.run(waiting, recorded=_is_there, first=_longest_first, progress=progress)
     rows = [read_json(path) for path in sorted((folder / "cells").glob("*.json"))]
-    board = {**claim, "command": command_line("acefl.leaderboard(...)"), "machine": machine()}
+    board = {**made_with, "command": command_line("acefl.leaderboard(...)"), "machine": machine()}
     took = {"took": _took(folder) + time.perf_counter() - began, "core_seconds": sum(row["seconds"] for row in rows)}
     write_board(folder / "leaderboard.json", {**board, **took, "rows": rows})
     report.build(folder)
@@ -203,45 +203,16 @@ def write_board(path: Path, board: dict[str, Any]) -> None:
     """A row of the board per line: small, and a change of one cell is a change of one line."""
     head = json.dumps(plain({key: value for key, value in board.items() if key != "rows"}), indent=1, allow_nan=False)
     lines = ",\n".join(json.dumps(plain(row), allow_nan=False) for row in board["rows"])
-    path.write_text(f'{head[:-2]},\n "rows": [\n{lines}\n]}}\n', encoding="utf-8")
+    atomic_write(path, f'{head[:-2]},\n "rows": [\n{lines}\n]}}\n')
 
 
-def _fill(waiting: Sequence[Cell], known: int, workers: int | None, progress: Progress | None) -> None:
-    """The cells that take longest first, so that no worker is left with one of them at the end."""
-    done = known - len(waiting)
-    if progress is not None:
-        progress(done, known, "")
-    if not waiting:
-        return
-    ordered = sorted(waiting, key=lambda cell: (SCENARIOS[cell.scenario].clock == "tick", cell.task != "digits"))
-    pending: dict[Future[float], Cell] = {}
-    with open_pool(workers) as pool:
-        try:
-            pending = {pool.submit(Cell.fill, cell): cell for cell in ordered}
-            while pending:
-                for future in pool.finished(pending):
-                    cell = pending.pop(future)
-                    future.result()
-                    done += 1
-                    if progress is not None:
-                        progress(done, known, f"{label(cell.rule)}: {cell.task}, {cell.scenario}")
-        except BaseException:
-            pool.abandon()
-            raise
+def _is_there(job: Job) -> bool | None:
+    return job.key.path.exists() or None
 
 
-def _claim(folder: Path, claim: dict[str, Any]) -> None:
-    """Write down what every cell here is made with; a board of other settings, or something else, is refused."""
-    note = folder / "board.json"
-    if note.exists():
-        there = read_json(note)
-        for name in _SETTINGS:
-            same = there.get(name) == plain(claim[name])
-            require(same, f"{folder} holds a board with other {name}; allowed: a new directory, or the same settings")
-        return
-    require(not folder.exists() or not any(folder.iterdir()), f"{folder} is not empty and holds no leaderboard")
-    (folder / "cells").mkdir(parents=True, exist_ok=True)
-    note.write_text(json.dumps(plain(claim), indent=1) + "\n", encoding="utf-8")
+def _longest_first(job: Job) -> tuple[bool, bool]:
+    """So that no worker is left with a long one at the end."""
+    return SCENARIOS[job.key.scenario].clock == "tick", job.key.task != "digits"
 
 
 def _took(folder: Path) -> float:

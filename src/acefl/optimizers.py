@@ -6,13 +6,12 @@ Optimization, arXiv 2003.00295): no bias correction, and second moments that sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from acefl.calls import make, named
+from acefl.core.settings import Registry
 from acefl.errors import require_number
 from acefl.types import State, Vector
 
@@ -91,19 +90,8 @@ class Yogi:
 
 
 OPTIMIZERS: dict[str, type[Any]] = {kind.__name__: kind for kind in (SGD, Momentum, Adam, Yogi)}
-
-
-def parse(text: str) -> Optimizer:
-    """An optimizer from what a person types: `Adam`, `momentum(beta=0.8)`."""
-    built: Optimizer = named("optimizer", OPTIMIZERS, text, "Momentum(beta=0.8)")
-    return built
-
-
-def from_record(record: Mapping[str, Any]) -> Optimizer:
-    """The optimizer of a recorded run."""
-    settings = dict(record)
-    built: Optimizer = make("optimizer", OPTIMIZERS, settings.pop("name"), settings, "Momentum(beta=0.8)")
-    return built
+_REGISTRY: Registry[Optimizer] = Registry("optimizer", OPTIMIZERS, "Momentum(beta=0.8)")
+parse, from_record = _REGISTRY.parse, _REGISTRY.from_record  # Adam, momentum(beta=0.8); what a run recorded
 
 
 class _Plain:

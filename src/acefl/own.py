@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from acefl.calls import parse_call
+from acefl.core.settings import parse_call
 from acefl.errors import InvalidInput, require
 
 if TYPE_CHECKING:

@@ -13,18 +13,19 @@ import json
 import math
 import os
 import platform
-import shutil
-import tempfile
+import shlex
+import sys
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from acefl.core.files import atomic_directory, json_object, read_json, read_text, write_json
+from acefl.core.settings import plain
 from acefl.errors import InvalidInput, require
 from acefl.state import blocks, lend
 from acefl.types import Arrival, State, Vector
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMAT = 1
-CHECKPOINT = "checkpoint"  # the folder of a run in progress, see `acefl.rundir`
 
 
 class Events:
@@ -156,7 +156,7 @@ class Run:
         import pandas as pd
         from safetensors.torch import save_file
 
-        with whole_directory(Path(directory)) as into:
+        with atomic_directory(Path(directory)) as into:
             write_json(into / "config.json", self.config)
             lines = [json.dumps(plain(row), allow_nan=False) for row in self.metrics]
             (into / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -167,26 +167,78 @@ class Run:
         return Path(directory)
 
 
+@dataclass(frozen=True)
+class RunFiles:
+    """A run directory. Small files are read at once, large ones when somebody asks for them."""
+
+    directory: Path
+    config: dict[str, Any]
+    summary: dict[str, Any]
+
+    @classmethod
+    def read(cls, directory: Path, needs: Mapping[str, type] | None = None) -> Self:
+        """needs: what has to be in the configuration, and of which kind."""
+        config = document(directory / "config.json", needs or {})
+        return cls(directory, config, document(directory / "summary.json", {"final": dict}, versioned=False))
+
+    def rows(self) -> list[dict[str, float]]:
+        """One per evaluation, in the order they were made."""
+        path = self.directory / "metrics.jsonl"
+        lines = [line for line in enumerate(read_text(path).splitlines(), start=1) if line[1].strip()]
+        require(bool(lines), f"{path}: no rows in it")
+        objects = [json_object(line, f"{path} line {number}") for number, line in lines]
+        return [{key: math.nan if value is None else value for key, value in row.items()} for row in objects]
+
+    def table(self, name: str, columns: Sequence[str] = ()) -> pd.DataFrame:
+        """A parquet file; if it has rows, it has these columns."""
+        import pandas as pd
+        from pyarrow import ArrowException
+
+        path = self.directory / name
+        require(path.exists(), f"{path}: missing")
+        try:
+            frame = pd.read_parquet(path)
+        except (*_UNREADABLE, ArrowException) as problem:
+            raise InvalidInput(f"{path}: not a readable parquet file ({_one_line(problem)})") from None
+        for column in columns:
+            require(frame.empty or column in frame.columns, f"{path}: no column {column!r}")
+        return frame
+
+    def model(self) -> Vector:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        path = self.directory / "model.safetensors"
+        require(path.exists(), f"{path}: missing")
+        try:
+            return load_file(path)["model"]
+        except (*_UNREADABLE, SafetensorError) as problem:
+            raise InvalidInput(f"{path}: not a readable model ({_one_line(problem)})") from None
+
+
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, NotImplementedError)
+
+
+def document(path: Path, needs: Mapping[str, type], *, versioned: bool = True) -> dict[str, Any]:
+    """A JSON file of a record, of the format that is read here and with what is needed of it."""
+    content = read_json(path)
+    found = content.get("format")
+    require(
+        not versioned or found == FORMAT, f"{path}: format {found!r}, but this version of acefl reads format {FORMAT}"
+    )
+    for key, kind in needs.items():
+        require(isinstance(content.get(key), kind), f"{path}: {key!r} is missing or not a {kind.__name__}")
+    return content
+
+
 def load(directory: str | os.PathLike[str]) -> Run:
     """Read a run directory back."""
-    import pandas as pd
-    from pyarrow import ArrowException
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    folder = Path(directory)
-    config, summary = read_json(folder / "config.json"), read_json(folder / "summary.json")
-    if config.get("format") != FORMAT:
-        raise InvalidInput(f"{folder / 'config.json'} has format {config.get('format')!r}; this acefl reads {FORMAT}")
+    files = RunFiles.read(Path(directory))
+    summary, clients = files.summary, files.table("clients.parquet", ["participation"])
+    metrics, events, model = files.rows(), files.table("events.parquet"), files.model()
     try:
-        lines = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
-        metrics = [_numbers(dict(json.loads(line))) for line in lines]
-        require(bool(metrics), "metrics.jsonl is empty")
-        events = pd.read_parquet(folder / "events.parquet")
-        clients = pd.read_parquet(folder / "clients.parquet")
-        model = load_file(folder / "model.safetensors")["model"]
         return Run(
-            config=config,
+            config=files.config,
             metrics=metrics,
             model=model,
             steps=int(summary["steps"]),
@@ -200,86 +252,8 @@ def load(directory: str | os.PathLike[str]) -> Run:
             wall_seconds=float(summary["wall_seconds"]),
             diverged=bool(summary["diverged"]),
         )
-    except (
-        *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError),
-        *(ArrowException, SafetensorError),
-    ) as error:
-        reason = " ".join(f"{error}".split())
-        raise InvalidInput(f"{folder} is not a complete run directory: {reason}") from None
-
-
-@contextlib.contextmanager
-def whole_directory(target: Path) -> Iterator[Path]:
-    """A directory that appears at `target` complete or not at all; a run that is already there is replaced."""
-    refuse_foreign(target)
-    target = target.resolve()
-    new_parents = [parent for parent in target.parents if not parent.exists()]
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    except OSError as error:
-        raise InvalidInput(f"cannot write {target}: {error.strerror}: {error.filename}") from None
-    try:
-        yield beside
-        beside.chmod(0o755)
-        if target.exists():
-            _replace(target, beside)
-        else:
-            beside.rename(target)
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        for parent in new_parents:
-            with contextlib.suppress(OSError):
-                parent.rmdir()
-        raise
-
-
-def _replace(target: Path, beside: Path) -> None:
-    """Put the new directory in the old one's place, which stays whole until it is there."""
-    old = beside.with_name(f"{beside.name}-old")
-    target.rename(old)
-    try:
-        beside.rename(target)
-    except BaseException:
-        old.rename(target)
-        raise
-    shutil.rmtree(old)
-
-
-def refuse_foreign(target: Path) -> None:
-    """Refuse a place that a record must not replace: anything that is not a record, and where this process stands."""
-    if (target / CHECKPOINT / "lock").exists():
-        raise InvalidInput(f"{target} holds an interrupted run; resume it, or remove {target / CHECKPOINT}")
-    if target.exists() and not (target.is_dir() and _is_ours(target)):
-        raise InvalidInput(f"{target} exists and is not an acefl record; allowed: a new or empty directory")
-    if Path.cwd().is_relative_to(target.resolve()):
-        raise InvalidInput(f"{target} is or holds the current directory; allowed: a directory beside or below it")
-
-
-def _is_ours(directory: Path) -> bool:
-    """Empty, or with a file that only acefl writes: a config.json may be any program's and is not ours to delete."""
-    if all(entry.name == CHECKPOINT for entry in directory.iterdir()):
-        return True
-    for name in ("compare.json", "config.json", "diagnose.json"):
-        with contextlib.suppress(InvalidInput):
-            content = read_json(directory / name)
-            return isinstance(content.get("machine"), dict) and "acefl" in content["machine"]
-    return False
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(plain(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, or one clear line."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"cannot read {path}: {error}") from None
-    if not isinstance(content, dict):
-        raise InvalidInput(f"{path} does not hold a JSON object")
-    return content
+    except _UNREADABLE as problem:
+        raise InvalidInput(f"{directory} is not a complete run directory: {_one_line(problem)}") from None
 
 
 def settings_name(settings: Mapping[str, Any]) -> str:
@@ -287,23 +261,8 @@ def settings_name(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def plain(value: Any) -> Any:
-    """As JSON can hold it: NaN and infinity, which it has not, become null, and what it does not know its text."""
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        return float(value) if math.isfinite(value) else None
-    return str(value)
-
-
-def _numbers(row: dict[str, Any]) -> dict[str, float]:
-    return {name: math.nan if value is None else value for name, value in row.items()}
+def _one_line(problem: BaseException) -> str:
+    return " ".join(str(problem).split()) or type(problem).__name__
 
 
 def machine() -> dict[str, Any]:
@@ -323,3 +282,14 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "acefl": acefl.__version__,
     }
+
+
+def command_line(otherwise: str) -> str:
+    """What a person typed to get here, or how a program would have."""
+    return shlex.join(["acefl", *sys.argv[1:]]) if Path(sys.argv[0]).name == "acefl" else otherwise
+
+
+def run_name(name: str, seed: int) -> str:
+    """A directory name for a method and a seed, without characters that shells and browsers trip over."""
+    plain = "".join(c if c.isalnum() or c in "=.-" else "_" for c in name).strip("_")
+    return f"{plain}-seed{seed}"

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from acefl import record, tasks
+from acefl.core.files import atomic_directory, write_json
 from acefl.core.rule import Method, Upload
+from acefl.core.settings import label
 from acefl.errors import NothingInFlight, require
 from acefl.federation import Federation, Refusal, Trip, go, judge_by
 from acefl.fleets.lazy import LazyWork
 from acefl.fleets.simulated import work_key
 from acefl.record import Run
-from acefl.rules import label
 from acefl.rules.ace import ClientMemory
 from acefl.server import Server
 from acefl.stop import Stop
@@ -251,7 +252,6 @@ def compare(
 ) -> Path:
     """Replay a recorded run with several methods; `out` holds a run directory for each and one report."""
     from acefl import report
-    from acefl.experiment import run_name
 
     recorded = record.load(directory)
     names = [label(rule) for rule in methods]
@@ -259,10 +259,10 @@ def compare(
     for name in names:
         require(names.count(name) == 1, f"method {name} is given twice")
     seed = int(recorded.config["seed"])
-    with record.whole_directory(Path(out)) as folder:
+    with atomic_directory(Path(out)) as folder:
         entries = []
         for rule, name in zip(methods, names, strict=True):
-            where = f"runs/{run_name(name, seed)}"
+            where = f"runs/{record.run_name(name, seed)}"
             made = replay(recorded, rule, lr=lr, task=task, evaluations=evaluations, out=folder / where)
             entries.append(
                 {
@@ -283,6 +283,6 @@ def compare(
             "command": f"acefl replay {Path(directory).name}",
             "wall_seconds": 0.0,
         }
-        record.write_json(folder / "compare.json", content)
+        write_json(folder / "compare.json", content)
         report.build(folder)
     return Path(out)

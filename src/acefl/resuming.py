@@ -18,9 +18,10 @@ from acefl import optimizers, rules, schedules, tasks
 from acefl.admission import NormLimit
 from acefl.checkpoint import Every
 from acefl.core.rule import Method
+from acefl.core.settings import build, plain
 from acefl.errors import InvalidInput, require
 from acefl.observers import Observer, check_savable, names
-from acefl.record import Run, load, machine, plain
+from acefl.record import Run, load, machine
 from acefl.rundir import RunDirectory, reopen, start
 from acefl.simulation import Progress, Simulation
 from acefl.state import lending
@@ -125,12 +126,12 @@ def _build(settings: State, task: Task | None, rule: Method | None, observers: S
         task,
         rule,
         lr=config["lr"],
-        scenario=Scenario(**config["scenario"]),
-        stop=Stop(**config["stop"]),
+        scenario=build(Scenario, config["scenario"]),
+        stop=build(Stop, config["stop"]),
         seed=config["seed"],
         evaluations=settings["evaluations"],
         observers=observers,
-        norm_limit=NormLimit(**config["norm_limit"]) if "norm_limit" in config else None,
+        norm_limit=build(NormLimit, config["norm_limit"]) if "norm_limit" in config else None,
         optimizer=optimizers.from_record(config["optimizer"]) if "optimizer" in config else None,
         schedule=schedules.from_record(config["schedule"]) if "schedule" in config else None,
     )

@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from acefl.checkpoint import Checkpoints, sync_directory
+from acefl.checkpoint import Checkpoints
+from acefl.core.files import CHECKPOINT, check_replaceable, sync_directory
 from acefl.errors import InvalidInput
-from acefl.record import CHECKPOINT, Run, refuse_foreign
+from acefl.record import Run
 from acefl.sendlog import SendLog
 from acefl.types import State
 
@@ -84,7 +85,7 @@ def start(directory: str | os.PathLike[str]) -> Iterator[RunDirectory]:
     path = Path(directory)
     folder = path / CHECKPOINT
     if not (folder / _LOCK).exists():
-        refuse_foreign(path)
+        check_replaceable(path)
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise InvalidInput(f"{folder} exists and is not acefl's; allowed: a directory without it")

@@ -6,12 +6,12 @@ A budget in steps, arrivals or time is treated alike, since `Stop.progress` says
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from acefl.calls import make, named
 from acefl.core.rule import Method
+from acefl.core.settings import Registry
 from acefl.errors import InvalidInput, require_number
 from acefl.stop import Stop
 
@@ -97,19 +97,8 @@ def per_step(method: Method, clock: str = "event") -> int | None:
 
 
 SCHEDULES: dict[str, type[Any]] = {kind.__name__: kind for kind in (Constant, Sqrt, WarmUp, Cosine)}
-
-
-def parse(text: str) -> Schedule:
-    """A schedule from what a person types: `sqrt`, `Cosine(warmup=0.1)`."""
-    built: Schedule = named("schedule", SCHEDULES, text, "Cosine(warmup=0.1)")
-    return built
-
-
-def from_record(record: Mapping[str, Any]) -> Schedule:
-    """The schedule of a recorded run."""
-    settings = dict(record)
-    built: Schedule = make("schedule", SCHEDULES, settings.pop("name"), settings, "Cosine(warmup=0.1)")
-    return built
+_REGISTRY: Registry[Schedule] = Registry("schedule", SCHEDULES, "Cosine(warmup=0.1)")
+parse, from_record = _REGISTRY.parse, _REGISTRY.from_record  # sqrt, Cosine(warmup=0.1); what a run recorded
 
 
 def _check_share(name: str, value: float) -> None:

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from acefl.admission import Gate, NormLimit
-from acefl.calls import record_of
+from acefl.core.files import check_replaceable
 from acefl.core.rule import Method, Upload
+from acefl.core.settings import label, plain, settings_of, step_record
 from acefl.errors import NothingInFlight, require
 from acefl.fleets.simulated import SimulatedFleet, simulated_fleet
 from acefl.loop import dispatch, run
 from acefl.observers import Observer, add_columns, call_all, methods
 from acefl.optimizers import Optimizer
-from acefl.own import origin
-from acefl.record import FORMAT, Events, Run, machine, plain, refuse_foreign
-from acefl.rules import METHODS, label
+from acefl.record import FORMAT, Events, Run, machine
+from acefl.rules import imported_from
 from acefl.schedules import Schedule, per_step
 from acefl.server import Server
 from acefl.stop import Stop
@@ -90,7 +90,7 @@ def simulate(
         assert out is not None
         return run_resumably(begin, checkpoint, out, progress)
     if out is not None:
-        refuse_foreign(Path(out))
+        check_replaceable(Path(out))
     finished = begin().complete(progress)
     if out is not None:
         finished.save(out)
@@ -174,9 +174,7 @@ class Simulation:
         self.config = configuration(task, rule, lr, scenario, stop, seed, model.numel())
         if norm_limit is not None:
             self.config["norm_limit"] = dataclasses.asdict(norm_limit)
-        self.config |= {
-            name: record_of(given) for name, given in (("optimizer", optimizer), ("schedule", schedule)) if given
-        }
+        self.config |= step_record(optimizer, schedule)
         self.evaluations = evaluations
         self.watcher = Watcher(task, self.fleet, evaluations)
         self._leavers = dropouts(scenario, task.clients, seed)
@@ -438,16 +436,6 @@ def configuration(
     return config | imported_from(rule)
 
 
-def imported_from(rule: Method) -> dict[str, str]:
-    """For the record of a method that is not the library's: where it came from, for whoever needs it again."""
-    return {} if METHODS.get(type(rule).__name__) is type(rule) else {"imported_from": origin(rule)}
-
-
 def _strategy(task: Task) -> str:
     """How the task's gradients are computed; a task that says nothing has a way of its own."""
     return str(getattr(getattr(task, "compute", None), "name", "own"))
-
-
-def settings_of(rule: Method) -> dict[str, Any]:
-    """The settings of a method; a user's own need not be a dataclass."""
-    return dataclasses.asdict(rule) if dataclasses.is_dataclass(rule) and not isinstance(rule, type) else {}

@@ -17,7 +17,6 @@ from acefl.admission import NormLimit
 from acefl.cli import main
 from acefl.core.rule import Method
 from acefl.errors import AceflError, NothingInFlight
-from acefl.experiment import build_task
 from acefl.fleets.ray import RayFleet, run_on_ray
 from acefl.fleets.scripted import ScriptedFleet
 from acefl.fleets.simulated import work_key
@@ -25,6 +24,7 @@ from acefl.loggers import TensorBoard
 from acefl.loop import run
 from acefl.probes import ErrorTerms, Participation, TrueGradient
 from acefl.record import Run
+from acefl.tasks.sources import build_task
 from acefl.types import Arrival, Vector
 
 pytestmark = [

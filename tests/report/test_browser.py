@@ -13,7 +13,7 @@ from tests.report.fixtures import SIX, write_comparison
 
 from acefl import report
 from acefl.report import figures, recorded
-from acefl.sweep import Grid, sweep
+from acefl.studies.sweep import Grid, sweep
 
 _DRAWN = """
 return Array.from(document.querySelectorAll(".plot"), (plot) => {

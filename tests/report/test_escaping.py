@@ -16,9 +16,9 @@ from tests.report.fixtures import SIX, write_comparison, write_run
 from acefl import ACE, ASGD, Stop, report
 from acefl.cli import main
 from acefl.diagnose import diagnose
-from acefl.halving import tune
 from acefl.record import settings_name
-from acefl.sweep import Grid, sweep
+from acefl.studies.sweep import Grid, sweep
+from acefl.studies.tune import tune
 
 EVIL = "<script>evil()</script>"
 QUADRATIC = {"name": "quadratic", "clients": 4, "dim": 2}

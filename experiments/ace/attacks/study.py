@@ -39,8 +39,8 @@ from acefl import (
 )
 from acefl.attacks import ATTACKS
 from acefl.core.rule import Method
-from acefl.experiment import DEFAULT_SCENARIO
 from acefl.record import machine
+from acefl.studies.spec import DEFAULT_SCENARIO
 from acefl.tasks import Task
 
 HERE = Path(__file__).parent

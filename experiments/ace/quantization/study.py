@@ -21,10 +21,11 @@ from typing import Any
 
 import acefl
 from acefl import ACE, ACED, Stop
-from acefl.experiment import DEFAULT_SCENARIO, Job, make, tune
 from acefl.record import machine
 from acefl.rules import label
-from acefl.workers import open_pool
+from acefl.studies.compare import search_rate
+from acefl.studies.jobs import Job, open_jobs
+from acefl.studies.spec import DEFAULT_SCENARIO, RunSpec
 
 HERE = Path(__file__).parent
 TASKS: dict[str, dict[str, Any]] = {
@@ -37,39 +38,29 @@ SEEDS = (0, 1, 2, 3, 4)
 STOP = Stop(arrivals=10_000)
 
 
-def run_saved(job: Job) -> float:
-    return make(job).wall_seconds
-
-
 def study(workers: int | None) -> tuple[list[dict[str, Any]], Any]:
     import pandas as pd
 
     rows, curves = [], []
-    with tempfile.TemporaryDirectory() as folder, open_pool(workers) as pool:
-        jobs: dict[Any, tuple[str, Any, int, float, Path]] = {}
+    with tempfile.TemporaryDirectory() as folder, open_jobs(workers) as runner:
+        jobs = []
         for task, source in TASKS.items():
             for base in (ACE(), ACED(tau=300)):
-                lr = tune(source, base, scenario=DEFAULT_SCENARIO, stop=STOP, workers=workers).best
-                for table in TABLES:
-                    for seed in SEEDS:
-                        rule = dataclasses.replace(base, table=table)
-                        out = Path(folder) / f"{task}-{label(base)}-{table}-{seed}"
-                        job = Job(source, rule, lr, DEFAULT_SCENARIO, STOP, seed, evaluations=50, out=out)
-                        jobs[pool.submit(run_saved, job)] = (task, base, seed, lr, out)
-        pending = dict(jobs)
-        while pending:
-            for future in pool.finished(pending):
-                task, base, seed, lr, out = pending.pop(future)
-                future.result()
-                run = acefl.load(out)
-                what = {"task": task, "method": type(base).__name__, "table": run.config["rule"]["table"], "seed": seed}
-                final = {name: run.final[name] for name in METRICS[task]}
-                rows.append({**what, "lr": lr, **final, "diverged": run.diverged})
-                curves.append(
-                    run.history[["arrival", METRICS[task][0]]]
-                    .rename(columns={METRICS[task][0]: "value"})
-                    .assign(**what)
-                )
+                lr = search_rate(source, base, scenario=DEFAULT_SCENARIO, stop=STOP, workers=workers).best
+                for table, seed in itertools.product(TABLES, SEEDS):
+                    rule = dataclasses.replace(base, table=table)
+                    out = Path(folder) / f"{task}-{label(base)}-{table}-{seed}"
+                    spec = RunSpec(source, rule, lr, DEFAULT_SCENARIO, STOP, seed, out=out)
+                    jobs.append(Job(RunSpec.save, spec, (task, base, table)))
+        runner.run(jobs)
+        for job in jobs:
+            task, base, table = job.key
+            run = acefl.load(job.argument.out)
+            what = {"task": task, "method": type(base).__name__, "table": table, "seed": job.argument.seed}
+            final = {name: run.final[name] for name in METRICS[task]}
+            rows.append({**what, "lr": run.config["lr"], **final, "diverged": run.diverged})
+            curve = run.history[["arrival", METRICS[task][0]]].rename(columns={METRICS[task][0]: "value"})
+            curves.append(curve.assign(**what))
     key = [(r["task"], r["method"], TABLES.index(r["table"]), r["seed"]) for r in rows]
     rows = [row for _, row in sorted(zip(key, rows, strict=True), key=lambda pair: pair[0])]
     return rows, pd.concat(curves).sort_values(["task", "method", "table", "seed", "arrival"])

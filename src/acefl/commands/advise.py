@@ -76,16 +76,17 @@ def _refuse_settings_beside_a_run() -> None:
 
 def _probe(task: options.TaskOptions, scenario: options.ScenarioOptions, quiet: bool) -> Run:
     """A short run by ASGD, which treats whoever arrives alike, at a rate found for it."""
-    from acefl import experiment, halving
     from acefl.commands import show
     from acefl.commands.prepare import prepare
     from acefl.rules import ASGD
     from acefl.stop import Stop
+    from acefl.studies.spec import RunSpec
+    from acefl.studies.tune import tune
 
     ready = prepare(task, scenario, options.StopOptions(), [ASGD()], 0)
     stop = Stop(arrivals=50 * ready.task.clients)
     with show.job_bar(quiet=quiet, ready=ready) as progress:
-        found = halving.tune(
+        found = tune(
             ready.settings, ASGD(), scenario=ready.scenario, stop=stop, budget=4.0, workers=1, progress=progress
         )
-        return experiment.make(experiment.Job(ready.settings, ASGD(), found.lr, ready.scenario, stop, seed=0))
+        return RunSpec(ready.settings, ASGD(), found.lr, ready.scenario, stop, seed=0).run()

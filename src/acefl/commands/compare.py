@@ -52,16 +52,17 @@ def compare(
       acefl compare --clock tick --delay 5 --steps 500 --json > result.json
     """
     chosen = options.parse_seeds(seeds)
-    from acefl import experiment, record
     from acefl.commands import show
     from acefl.commands.prepare import prepare
+    from acefl.core.files import check_replaceable, read_json
     from acefl.report import tables
+    from acefl.studies.compare import compare as run_study
 
-    record.refuse_foreign(out)
+    check_replaceable(out)
     rules, step = options.parse_methods(method), options.parse_step(optimizer, schedule)
     ready = prepare(task, scenario, stop, rules, chosen[0])
     with show.job_bar(quiet=json, ready=ready, then="writing the report") as progress:
-        experiment.compare(
+        run_study(
             ready.settings,
             rules,
             out=out,
@@ -76,7 +77,7 @@ def compare(
             progress=progress,
             **step,
         )
-    table, result = tables.summary_table(out), record.read_json(out / "compare.json")
+    table, result = tables.summary_table(out), read_json(out / "compare.json")
     if json:
         result |= {"expectation": ready.expectation, "warnings": ready.warnings}
         result |= {"summary": table.to_dict("records"), "directory": out, "report": out / "report.html"}

@@ -77,13 +77,13 @@ def diagnose(
       acefl diagnose --task quadratic --heterogeneity 2 --seeds 3
     """
     chosen = options.parse_seeds(seeds)
-    from acefl import record
     from acefl.commands import show
     from acefl.commands.prepare import prepare
-    from acefl.diagnose import diagnose as measure
+    from acefl.core.files import check_replaceable, read_json
     from acefl.report import diagnosis
+    from acefl.studies.diagnose import diagnose as measure
 
-    record.refuse_foreign(out)
+    check_replaceable(out)
     rules = options.parse_methods(method)
     if quick and task == options.TaskOptions():
         task = options.TaskOptions(task="quadratic", clients=10, dim=5)
@@ -106,7 +106,7 @@ def diagnose(
     found = diagnosis.load(out)
     impact, who, slopes = diagnosis.impact(found), diagnosis.participation(found), diagnosis.slopes(found)
     if json:
-        result = record.read_json(out / "diagnose.json")
+        result = read_json(out / "diagnose.json")
         result |= {"findings": diagnosis.sentences(found), "impact": impact.to_dict("records")}
         result |= {"participation": who.to_dict("records"), "slopes": slopes.to_dict("records")}
         result |= {"directory": out, "report": out / "report.html"}

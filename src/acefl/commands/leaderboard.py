@@ -71,8 +71,8 @@ def leaderboard(
     """
     chosen = options.parse_seeds(seeds)
     from acefl import leaderboard as boards
-    from acefl import record
     from acefl.commands import show as showing
+    from acefl.core.files import read_json
     from acefl.report.standings import Board
 
     if show is not None or recorded:
@@ -91,7 +91,7 @@ def leaderboard(
             workers=workers,
             progress=progress,
         )
-    _print(Board(record.read_json(out / "leaderboard.json")), json)
+    _print(Board(read_json(out / "leaderboard.json")), json)
     if not json:
         showing.path("report", out / "report.html")
 

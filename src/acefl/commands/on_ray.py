@@ -33,13 +33,14 @@ def train(
     step: dict[str, Any],
 ) -> Run:
     """Train, and write the run and its report to `out`; a run that was interrupted there is gone on with."""
-    from acefl import Every, record, report
+    from acefl import Every, report
     from acefl.commands import show
+    from acefl.core.files import check_replaceable
     from acefl.fleets.ray import run_on_ray
 
     refuse_scenario()
     if out is not None and checkpoint_every is None:
-        record.refuse_foreign(out)
+        check_replaceable(out)
     [rule] = options.parse_methods([method])
     settings, budget = task.build(), stop.build()
     with show.fraction_bar(f"{method} on {actors} actors", quiet=quiet) as progress:

@@ -1,7 +1,7 @@
 """The options that commands share, each declared once, and the settings they stand for.
 
 An option that is not given is None, and its value is decided where it is decided for Python users too: in
-`acefl.experiment`, `acefl.timing` and `acefl.tasks`. The words and defaults that the help shows are copies, since the
+`acefl.studies`, `acefl.timing` and `acefl.tasks`. The words and defaults that the help shows are copies, since the
 originals live beside torch; `tests/test_cli.py` holds them to the originals.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 
-from acefl.calls import parse_call
+from acefl.core.settings import parse_call
 from acefl.errors import InvalidInput, require
 from acefl.own import is_own as is_own
 
@@ -81,9 +81,9 @@ class TaskOptions:
     noise: Annotated[float | None, _option(TASK, "X", "quadratic: noise of the gradients", 0.5)] = None
 
     def build(self) -> dict[str, Any]:
-        """All settings of the task, for `acefl.experiment`; a setting that the task does not have is refused."""
+        """All settings of the task, for `acefl.studies`; a setting that the task does not have is refused."""
         from acefl import tasks
-        from acefl.experiment import DEFAULT_TASK
+        from acefl.studies.spec import DEFAULT_TASK
 
         name, called = parse_call(self.task) or (self.task, {})
         require(name in tasks.TASKS, f"unknown task {name!r}; allowed: {', '.join(tasks.TASKS)}")
@@ -127,7 +127,7 @@ class ScenarioOptions:
 
     def build(self) -> Scenario:
         """The default comparison's scenario, with what was given in place of it."""
-        from acefl.experiment import DEFAULT_SCENARIO
+        from acefl.studies.spec import DEFAULT_SCENARIO
 
         base = dataclasses.replace(DEFAULT_SCENARIO, delay=1.0, spread=1.0) if self.trace else DEFAULT_SCENARIO
         return dataclasses.replace(base, **_given(self))
@@ -145,8 +145,8 @@ class StopOptions:
 
     def build(self) -> Stop:
         """The limits that were given, or the default comparison's."""
-        from acefl.experiment import DEFAULT_STOP
         from acefl.stop import Stop
+        from acefl.studies.spec import DEFAULT_STOP
 
         given = _given(self)
         return Stop(**given) if given else DEFAULT_STOP
@@ -222,8 +222,8 @@ Json = Annotated[
 
 def parse_methods(names: list[str] | None) -> list[Method]:
     """The methods a person named, or the paper's."""
-    from acefl.experiment import PAPER_METHODS
     from acefl.rules import parse
+    from acefl.studies.spec import PAPER_METHODS
 
     return [parse(name) for name in names] if names else list(PAPER_METHODS)
 

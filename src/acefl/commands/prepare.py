@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Prepared:
     """A task, a scenario and a budget that fit each other."""
 
-    settings: dict[str, Any]  # of the task, for `acefl.experiment`
+    settings: dict[str, Any]  # of the task, for `acefl.studies`
     task: Task  # the same, built for one of the seeds
     scenario: Scenario
     stop: Stop
@@ -37,7 +37,7 @@ def prepare(
     """
     import torch
 
-    from acefl.experiment import build_task
+    from acefl.tasks.sources import build_task
     from acefl.timing import read_trace
 
     torch.set_num_threads(1)

@@ -65,8 +65,9 @@ def replay(
     from acefl import replay as replays
     from acefl import report as page
     from acefl.commands import show
+    from acefl.core.files import check_replaceable
 
-    record.refuse_foreign(out)
+    check_replaceable(out)
     recorded = record.load(directory)
     stand_in = _stand_in(task, recorded)
     rules = options.parse_methods(method)
@@ -82,7 +83,7 @@ def replay(
 
 def _stand_in(task: options.TaskOptions, recorded: Any) -> Task | None:
     """The task that was named, with as many clients as the run had; None: the run's own."""
-    from acefl.experiment import build_task
+    from acefl.tasks.sources import build_task
 
     context = click.get_current_context()
     given = [

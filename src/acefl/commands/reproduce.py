@@ -74,7 +74,7 @@ def reproduce(
     """
     from acefl import reproduce as recipes
     from acefl.commands import show
-    from acefl.experiment import command_line
+    from acefl.record import command_line
 
     chosen = recipes.recipe(name)
     request = chosen.request(

@@ -113,10 +113,11 @@ def run(
       acefl run --method mypkg.mymodule:MyRule --lr 0.1
       acefl run --fleet ray --actors 4 --lr 0.25 --arrivals 20000
     """
-    from acefl import Every, record, report, simulate
+    from acefl import Every, report, simulate
     from acefl import resume as go_on
     from acefl.commands import on_ray, show
     from acefl.commands.prepare import prepare
+    from acefl.core.files import atomic_directory, check_replaceable
 
     folder: Path | None
     foretold: dict[str, list[str]] = {}
@@ -152,14 +153,14 @@ def run(
             on_ray.refuse_ray_settings()
             require(out is not None or checkpoint_every is None, "--checkpoint-every needs --out DIR to write to")
             if out is not None:
-                record.refuse_foreign(out)
+                check_replaceable(out)
             [rule] = options.parse_methods([method])
             step = options.parse_step(optimizer, schedule)
             ready = prepare(task, scenario, stop, [rule], seed)
             foretold = {"expectation": ready.expectation, "warnings": ready.warnings}
             folder = out
             if out is not None and checkpoint_every is None:
-                folder = whole.enter_context(record.whole_directory(out))
+                folder = whole.enter_context(atomic_directory(out))
             elif out is not None:
                 whole.enter_context(_telling_how_to_go_on(out))
             if not json:

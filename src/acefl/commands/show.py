@@ -39,7 +39,7 @@ def console() -> Console:
 
 def print_json(content: dict[str, Any]) -> None:
     """The result for machines; NaN and infinity, which JSON does not have, as null."""
-    from acefl.record import plain
+    from acefl.core.settings import plain
 
     print(json.dumps(plain(content), indent=2, allow_nan=False, ensure_ascii=False))
 

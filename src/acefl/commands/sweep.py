@@ -36,9 +36,9 @@ def sweep(
       acefl sweep grid.toml --vary seed=0,1,2,3,4 --ray auto
     """
     from acefl import report
-    from acefl import sweep as sweeping
     from acefl.commands import show
     from acefl.errors import require
+    from acefl.studies import sweep as sweeping
 
     require(grid is not None or bool(vary), "nothing to sweep: give GRID.toml, --vary KEY=V,V, or both")
     content: dict[str, Any] = sweeping.read_settings(grid) if grid is not None else {}

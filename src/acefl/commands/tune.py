@@ -14,7 +14,7 @@ from acefl.commands import options
 from acefl.commands.flatten import with_options
 
 if TYPE_CHECKING:
-    from acefl.halving import Tuning
+    from acefl.studies.tune import Tuning
 
 
 @with_options
@@ -58,16 +58,18 @@ def tune(
       acefl tune --method 'ACED(tau=300)' --budget 20 --out tuning
       acefl run --method ASGD --lr "$(acefl tune --method ASGD --json | jq .best)"
     """
-    from acefl import experiment, halving
     from acefl.commands import show
     from acefl.commands.prepare import prepare
     from acefl.rules import label
+    from acefl.studies.spec import TUNING_SEED
+    from acefl.studies.tune import search_ranges
+    from acefl.studies.tune import tune as search
 
     [rule] = options.parse_methods([method])
-    ready = prepare(task, scenario, stop, [rule], experiment.TUNING_SEED)
-    searched = halving.search_ranges(rule, ready.task.clients)
+    ready = prepare(task, scenario, stop, [rule], TUNING_SEED)
+    searched = search_ranges(rule, ready.task.clients)
     with show.job_bar(quiet=json, ready=ready) as progress:
-        found = halving.tune(
+        found = search(
             ready.settings,
             rule,
             scenario=ready.scenario,

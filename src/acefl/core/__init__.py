@@ -1,1 +1,1 @@
-"""What everything else stands on: the contract of a method, the server, the loop."""
+"""What everything else stands on: the contract of a method, settings, files. It imports nothing from other packages."""

@@ -24,7 +24,6 @@ from acefl.admission import NormLimit
 from acefl.checkpoint import Every
 from acefl.core.rule import Method, Upload
 from acefl.errors import AceflError, InvalidInput, NothingInFlight, require
-from acefl.experiment import TaskSource, build_task
 from acefl.federation import Federation, Refusal, Trip, go, judge_by
 from acefl.fleets.simulated import work_key
 from acefl.observers import Observer
@@ -34,6 +33,7 @@ from acefl.schedules import Schedule
 from acefl.server import Server
 from acefl.simulation import Progress
 from acefl.stop import Stop
+from acefl.tasks.sources import TaskSource, build_task
 from acefl.types import Arrival, Event, Lost, State, Vector
 
 log = logging.getLogger("acefl")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from acefl.core.files import read_json
 from acefl.errors import InvalidInput, require
 from acefl.report import clients, recorded, style
 from acefl.report.recorded import Comparison, Method
@@ -46,11 +46,7 @@ class Diagnosis:
 def load(directory: Path) -> Diagnosis:
     """Read what `acefl diagnose` wrote."""
     directory = Path(directory)
-    path = directory / "diagnose.json"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise InvalidInput(f"{path}: cannot be read ({problem})") from None
+    content = read_json(directory / "diagnose.json")
     methods = recorded.load(directory / "methods") if (directory / "methods").is_dir() else None
     return Diagnosis(content, methods, *(_csv(directory / f"{name}.csv") for name in ("amplification", "rate")))
 

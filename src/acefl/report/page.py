@@ -5,7 +5,6 @@ Templates escape every text, so a label from a record is shown as it is and can 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from acefl.core.files import atomic_write
 from acefl.errors import InvalidInput
 from acefl.report.drawing import Figure
 from acefl.report.style import Look
@@ -102,11 +102,9 @@ def write(html: str, out: Path) -> Path:
     """Write a page whole or not at all."""
     if out.is_dir():
         raise InvalidInput(f"{out}: is a directory; give the file to write, such as {out / 'report.html'}")
-    unfinished = out.with_name(f".{out.name}.unfinished")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(html, encoding="utf-8")
-        os.replace(unfinished, out)
+        atomic_write(out, html)
     except OSError as problem:
         raise InvalidInput(f"{out}: cannot be written ({problem.strerror})") from problem
     return out

@@ -5,8 +5,6 @@ A lone run is read as a comparison of one method over one seed, so that everythi
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,18 +13,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from acefl.errors import InvalidInput
+from acefl.errors import InvalidInput, require
+from acefl.record import RunFiles, document
 
-FORMAT = 1
 
-
-@dataclass(frozen=True)
-class Run:
-    """One run directory. Small files are read at once, large ones when a figure asks for them."""
-
-    directory: Path
-    config: dict[str, Any]
-    summary: dict[str, Any]
+class Run(RunFiles):
+    """One run directory, as figures and tables ask for it."""
 
     @property
     def seed(self) -> int:
@@ -46,22 +38,17 @@ class Run:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """One row per evaluation, in the order they were made, as they were written."""
-        path = self.directory / "metrics.jsonl"
-        rows = []
-        for number, line in enumerate(_text(path).splitlines(), start=1):
-            if line.strip():
-                rows.append(_json_object(line, f"{path} line {number}"))
-        frame = pd.DataFrame(rows)
-        _require(frame, ["step", "arrival", "time"], path)
+        """One row per evaluation, in the order they were made."""
+        frame = pd.DataFrame(self.rows())
+        for column in ("step", "arrival", "time"):
+            require(column in frame.columns, f"{self.directory / 'metrics.jsonl'}: no column {column!r}")
         return frame
 
     @cached_property
     def clients(self) -> pd.DataFrame:
         """One row per client, fastest first: the order every figure about clients uses."""
-        path = self.directory / "clients.parquet"
-        frame = _parquet(path)
-        _require(frame, ["client", "mean_time", "participation"], path)
+        frame = self.table("clients.parquet", ["client", "mean_time", "participation"])
+        require(not frame.empty, f"{self.directory / 'clients.parquet'}: no rows in it")
         return frame.sort_values(["mean_time", "client"], kind="stable").reset_index(drop=True)
 
     def events(self) -> pd.DataFrame:
@@ -69,11 +56,7 @@ class Run:
 
         Read anew each time: a comparison has many such logs, and most figures need none.
         """
-        path = self.directory / "events.parquet"
-        events = _parquet(path)
-        if not events.empty:
-            _require(events, ["trained_on", "version", "accepted"], path)
-        return events
+        return self.table("events.parquet", ["trained_on", "version", "accepted"])
 
     @cached_property
     def staleness(self) -> dict[int, int]:
@@ -153,7 +136,7 @@ def load(directory: Path) -> Comparison:
 
 def _comparison(directory: Path) -> Comparison:
     path = directory / "compare.json"
-    data = _document(path, {"task": dict, "scenario": dict, "stop": dict, "seeds": list, "methods": list})
+    data = document(path, {"task": dict, "scenario": dict, "stop": dict, "seeds": list, "methods": list})
     for key in ("methods", "seeds"):
         if not data[key]:
             raise InvalidInput(f"{path}: no {key} in it")
@@ -218,19 +201,7 @@ def _lone_run(directory: Path) -> Comparison:
 
 
 def _run(directory: Path) -> Run:
-    config = _document(directory / "config.json", {"method": str, "seed": int, "task": dict, "scenario": dict})
-    summary = _document(directory / "summary.json", {"final": dict}, versioned=False)
-    return Run(directory=directory, config=config, summary=summary)
-
-
-def _document(path: Path, needs: Mapping[str, type], versioned: bool = True) -> dict[str, Any]:
-    data = _json_object(_text(path), str(path))
-    if versioned and data.get("format") != FORMAT:
-        raise InvalidInput(f"{path}: format {data.get('format')!r}, but this version of acefl reads format {FORMAT}")
-    for key, kind in needs.items():
-        if not isinstance(data.get(key), kind):
-            raise InvalidInput(f"{path}: {key!r} is missing or not a {kind.__name__}")
-    return data
+    return Run.read(directory, {"method": str, "seed": int, "task": dict, "scenario": dict})
 
 
 def _settings(data: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
@@ -241,46 +212,6 @@ def _settings(data: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
     return value
 
 
-def _json_object(text: str, where: str) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except ValueError as problem:
-        raise InvalidInput(f"{where}: not valid JSON ({problem})") from problem
-    if not isinstance(data, dict):
-        raise InvalidInput(f"{where}: not a JSON object")
-    return data
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError as problem:
-        raise InvalidInput(f"{path}: missing, so the run is not complete") from problem
-    except (OSError, UnicodeDecodeError) as problem:
-        raise InvalidInput(f"{path}: cannot be read ({_one_line(problem)})") from problem
-
-
-def _parquet(path: Path) -> pd.DataFrame:
-    if not path.exists():
-        raise InvalidInput(f"{path}: missing, so the run is not complete")
-    try:
-        return pd.read_parquet(path)
-    except (OSError, ValueError) as problem:
-        raise InvalidInput(f"{path}: not a readable parquet file ({_one_line(problem)})") from problem
-
-
-def _require(frame: pd.DataFrame, columns: list[str], path: Path) -> None:
-    if frame.empty:
-        raise InvalidInput(f"{path}: no rows in it")
-    missing = [column for column in columns if column not in frame.columns]
-    if missing:
-        raise InvalidInput(f"{path}: no column {missing[0]!r}")
-
-
 def _number(value: Any) -> float:
     """JSON's null stands for NaN: JSON itself has no word for it."""
     return float(value) if isinstance(value, int | float) else float("nan")
-
-
-def _one_line(problem: BaseException) -> str:
-    return str(problem).splitlines()[0] if str(problem) else type(problem).__name__

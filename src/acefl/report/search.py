@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from acefl.record import read_json
+from acefl.core.files import read_json
 from acefl.report import comparison, metrics, page, style
 from acefl.report.drawing import Figure, Panel, scatter
 from acefl.report.page import Cell, Table

@@ -16,8 +16,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from acefl.core.files import read_json
 from acefl.errors import require
-from acefl.record import read_json
 from acefl.report.metrics import Metric, by_key
 
 SHOWN: Mapping[str, str] = {"digits": "client_loss", "quadratic": "gap"}  # of a task: what its methods were tuned by

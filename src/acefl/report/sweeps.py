@@ -9,8 +9,9 @@ from typing import Any
 
 import pandas as pd
 
+from acefl.core.files import read_json
 from acefl.errors import require
-from acefl.record import read_json, settings_name
+from acefl.record import settings_name
 from acefl.report import comparison, metrics, page, style
 from acefl.report.drawing import Figure, Panel, heatmap, line, numbers
 from acefl.report.metrics import Metric

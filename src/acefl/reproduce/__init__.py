@@ -13,12 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from acefl.core.files import read_json, write_json
+from acefl.core.settings import plain
 from acefl.errors import InvalidInput, require
-from acefl.record import FORMAT, plain, read_json, write_json
+from acefl.record import FORMAT
 
 if TYPE_CHECKING:
     from acefl.reproduce.plan import Recipe, Request
-    from acefl.reproduce.runner import Outcome, Progress
+    from acefl.reproduce.runner import Outcome
+    from acefl.studies.jobs import Progress
 
 NAMES = (
     "cifar10-main",

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from acefl.core.files import atomic_write
 from acefl.reproduce.differences import paired
 from acefl.reproduce.records import Results, spread
 
@@ -103,7 +104,7 @@ class Page:
 
     def write(self) -> Path:
         path = self.folder / "README.md"
-        path.write_text("\n".join(self._lines).rstrip() + "\n", encoding="utf-8")
+        atomic_write(path, "\n".join(self._lines).rstrip() + "\n")
         return path
 
 

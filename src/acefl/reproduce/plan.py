@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from acefl.reproduce.rates import DECADES
-from acefl.sweep import Cell, Settings
+from acefl.studies.spec import TUNING_SEED
+from acefl.studies.sweep import Cell, Settings
 
 if TYPE_CHECKING:
     from acefl.reproduce.page import Page
@@ -91,14 +92,12 @@ class Planned:
 
     recipe: str
     labels: Mapping[str, Any]  # what tells it from the recipe's other entries
-    settings: Settings  # of a cell of `acefl.sweep`, without seed; without lr where that is tuned
+    settings: Settings  # of a cell of `acefl.studies.sweep`, without seed; without lr where that is tuned
     seeds: Sequence[int]
     tuning: Tuning | None = None
     probe: int | None = None  # measure the error terms every so many arrivals
 
     def trial(self, rate: float) -> Cell:
-        from acefl.experiment import TUNING_SEED
-
         assert self.tuning is not None
         changed = {**self.settings, **self.tuning.changes}
         return Cell({**changed, "lr": rate, "seed": TUNING_SEED, "evaluations": 2})

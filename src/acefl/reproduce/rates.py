@@ -4,14 +4,12 @@ The paper tunes lr = c * sqrt(n / T) over c in {10, 5, 2, 1, 0.5, 0.2, 0.1}. Eve
 and so on down to 0.0001, and goes on by the same 1-2-5 pattern from the best of them until that has a worse neighbour
 on either side. A walk from one end would be cheaper and wrong: far above its best rate a method stays near chance,
 scores there go up and down by noise, and a walk stops at the first dip. Which rates come next depends on the scores
-alone, so a search goes on from recorded scores as if it had never stopped.
+alone, so a search resumes from recorded scores as if it had never stopped.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from acefl.studies.search import GridSearch
 
 LARGEST = 3  # c = 10, the upper end of the paper's grid
 SMALLEST = -15  # c = 1e-5: below this nothing is learnt in any budget here
@@ -24,20 +22,6 @@ def c_of(place: int) -> float:
     return float(f"{(1, 2, 5)[digit]}e{power}")
 
 
-@dataclass(frozen=True)
-class Step:
-    """Where a search stands: places still to be scored, or the best."""
-
-    wanted: tuple[int, ...]
-    best: int | None
-
-
-def search(scores: Mapping[int, float], first: tuple[int, ...] = DECADES) -> Step:
-    """The next step from the scores so far (smaller is better; infinity or NaN: diverged)."""
-    missing = tuple(place for place in first if place not in scores)
-    if missing:
-        return Step(missing, None)
-    finite = {place: score if math.isfinite(score) else math.inf for place, score in scores.items()}
-    best = min(finite, key=lambda place: (finite[place], place))
-    beside = [place for place in (best - 1, best + 1) if SMALLEST <= place <= LARGEST and place not in finite]
-    return Step(tuple(beside), None if beside else best)
+def search(unit: float, first: tuple[int, ...] = DECADES) -> GridSearch:
+    """The search over c times `unit`."""
+    return GridSearch(lambda place: c_of(place) * unit, first, ends=(SMALLEST, LARGEST))

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from acefl.core.files import JsonLines
 from acefl.errors import require
-from acefl.record import plain
 
 Record = dict[str, Any]
 _ORDER = ("ACE", "ACED", "CA2FL", "FedBuff", "DelayAdaptiveASGD", "ASGD")  # of methods, in every table and legend
@@ -23,29 +23,15 @@ class Ledger:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self._lines = JsonLines(path)
         self.records: dict[str, Record] = {}
-        if path.exists():
-            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-                try:
-                    record = json.loads(line)
-                except ValueError:
-                    continue
-                known = isinstance(record, dict) and isinstance(record.get("cell"), str)
-                require(known, f"{path}, line {number}: not a record of a run of acefl reproduce")
-                self._keep(record)
+        for number, record in self._lines.read():
+            known = isinstance(record, dict) and isinstance(record.get("cell"), str)
+            require(known, f"{path}, line {number}: not a record of a run of acefl reproduce")
+            self._keep(record)
 
     def add(self, record: Record) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(plain(record), allow_nan=False)
-        with open(self.path, "a+b") as file:
-            file.seek(0, 2)
-            if file.tell():
-                file.seek(-1, 2)
-                if file.read(1) != b"\n":
-                    file.write(b"\n")  # after a line that was cut off
-            file.write(text.encode() + b"\n")
-        self._keep(json.loads(text))
+        self._keep(self._lines.add(record))
 
     def _keep(self, record: Record) -> None:
         self.records.pop(record["cell"], None)

@@ -11,21 +11,19 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from acefl.errors import InvalidInput
-from acefl.experiment import Job, make
 from acefl.record import machine
 from acefl.reproduce.plan import Planned, Tuning
-from acefl.reproduce.rates import c_of, search
+from acefl.reproduce.rates import search
 from acefl.reproduce.records import Ledger, Record, Results
-from acefl.sweep import Cell
-from acefl.workers import Work, open_pool
+from acefl.studies.jobs import Job, Progress, open_jobs
+from acefl.studies.spec import RunSpec
+from acefl.studies.sweep import Cell
 
-Progress = Callable[[int, int, str], None]  # runs done, runs known so far, what was done last
 _KEPT = 5  # significant digits of a recorded metric
 
 
@@ -39,8 +37,8 @@ class Assignment:
     cell: Cell
     probe: int | None
 
-    def job(self) -> Job:
-        return dataclasses.replace(self.cell.job(Path()), out=None, probe=self.probe, watch=self.probe is not None)
+    def spec(self) -> RunSpec:
+        return dataclasses.replace(self.cell.spec(Path()), out=None, probe=self.probe, watch=self.probe is not None)
 
 
 @dataclass
@@ -68,30 +66,25 @@ def run(
     """
     ledgers = {name: Ledger(folder / "results.jsonl") for name, folder in folders.items()}
     schedule = _Schedule(plan, ledgers, math.inf if limit is None else time.monotonic() + limit)
-    with open_pool(workers) as pool:
-        most = workers or 8
-        pending: dict[Future[float], Assignment] = {}
-        try:
-            while True:
-                for assignment in schedule.ready(most - len(pending)):
-                    pending[pool.submit(cast(Work, _make), assignment)] = assignment
-                if progress is not None and not schedule.done:
-                    progress(0, schedule.known(), "")
-                if not pending:
-                    break
-                for future in pool.finished(pending):
-                    assignment = pending.pop(future)
-                    problem = future.exception()
-                    if isinstance(problem, InvalidInput):
-                        raise problem
-                    if problem is None and not schedule.done:
-                        begin()
-                    schedule.finished(assignment, cast(Record, future.result()) if problem is None else None, problem)
-                    if progress is not None:
-                        progress(schedule.done, schedule.known(), _words(assignment))
-        except BaseException:
-            pool.abandon()
-            raise
+    most = workers or 8
+    with open_jobs(workers) as jobs:
+
+        def add_ready() -> None:
+            for assignment in schedule.ready(most - len(jobs)):
+                jobs.add(Job(_make, assignment, assignment, _words(assignment)))
+
+        add_ready()
+        if progress is not None:
+            progress(0, schedule.known(), "")
+        for end in jobs.ended():
+            if isinstance(end.error, InvalidInput):
+                raise end.error
+            if end.error is None and not schedule.done:
+                begin()
+            schedule.finished(end.job.key, None if end.error else end.result(), end.problem)
+            add_ready()
+            if progress is not None:
+                progress(schedule.done, schedule.known(), end.job.words)
     schedule.settle()
     return Outcome(schedule.done, schedule.known() - schedule.done, schedule.failed)
 
@@ -131,10 +124,10 @@ class _Schedule:
     def known(self) -> int:
         return self.done + len(self._under_way) + self._left
 
-    def finished(self, assignment: Assignment, record: Record | None, problem: BaseException | None) -> None:
+    def finished(self, assignment: Assignment, record: Record | None, problem: str) -> None:
         self._under_way.discard(assignment.cell.name)
         if record is None:
-            self.failed[assignment.cell.name] = f"{type(problem).__name__}: {problem}"
+            self.failed[assignment.cell.name] = problem
             return
         self.done += 1
         self._ledgers[assignment.recipe].add(record)
@@ -163,15 +156,16 @@ class _Schedule:
         """The trials that an entry's search still wants or, where it has ended, the entry's runs."""
         if planned.tuning is None:
             return [], planned.cells()
-        records, unit = self._ledgers[planned.recipe].records, planned.tuning.unit
-        scores: dict[int, float] = {}
-        while (step := search(scores, planned.tuning.first)).best is None:
-            trials = {place: planned.trial(c_of(place) * unit) for place in step.wanted}
+        records = self._ledgers[planned.recipe].records
+        rates = search(planned.tuning.unit, planned.tuning.first)
+        while wanted := rates.ask():
+            trials = {rate: planned.trial(rate) for rate in wanted}
             missing = [cell for cell in trials.values() if cell.name not in records]
             if missing:
                 return missing, []
-            scores |= {place: _score(records[cell.name], planned.tuning) for place, cell in trials.items()}
-        return [], planned.cells(c_of(step.best) * unit)
+            for rate, cell in trials.items():
+                rates.tell(rate, _score(records[cell.name], planned.tuning))
+        return [], planned.cells(rates.best)
 
     def _shared(self, assignment: Assignment) -> bool:
         """Whether another recipe has made this very run: then its record is copied, under our labels."""
@@ -206,7 +200,7 @@ def _alike(settings: Mapping[str, Any]) -> tuple[Any, ...]:
 def _make(assignment: Assignment) -> Record:
     """One run as a record. Called where the run is made; everything in it is plain."""
     began = time.perf_counter()
-    made = make(assignment.job())
+    made = assignment.spec().run()
     ages = made.events["version"] - made.events["trained_on"]
     return {
         "cell": assignment.cell.name,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
-from acefl.calls import make, named
 from acefl.core.rule import Method
-from acefl.own import is_own, own_method
+from acefl.core.settings import Registry, label
+from acefl.own import is_own, origin, own_method
 from acefl.rules.ace import ACE
 from acefl.rules.aced import ACED
 from acefl.rules.area import AREA
@@ -32,9 +31,7 @@ _ALL = (
     *(FedAsync, FedFa, AREA, FADAS, FedAvg, FedAdam),
 )
 METHODS: dict[str, type[Any]] = {method.__name__: method for method in _ALL}
-
-
-_EXAMPLE = "ACED(tau=300)"
+_REGISTRY: Registry[Method] = Registry("method", METHODS, "ACED(tau=300)")
 
 
 def parse(text: str) -> Method:
@@ -42,28 +39,17 @@ def parse(text: str) -> Method:
 
     A method of the person's own is named with its module: `mypkg.mymodule:MyRule(tau=3)`.
     """
-    if is_own(text):
-        return own_method(text)
-    built: Method = named("method", METHODS, text, _EXAMPLE)
-    return built
+    return own_method(text) if is_own(text) else _REGISTRY.parse(text)
 
 
 def from_settings(name: str, settings: dict[str, Any]) -> Method:
     """Settings from a recorded name and dictionary, refusing what the method does not know."""
-    built: Method = make("method", METHODS, name, settings, _EXAMPLE)
-    return built
+    return _REGISTRY.build(name, settings)
 
 
-def label(rule: Method) -> str:
-    """The method with the settings that differ from its defaults: `ACED(tau=300)`."""
-    if not dataclasses.is_dataclass(rule):
-        return type(rule).__name__
-    changed = [
-        f"{field.name}={getattr(rule, field.name)!r}"
-        for field in dataclasses.fields(rule)
-        if getattr(rule, field.name) != field.default
-    ]
-    return type(rule).__name__ + (f"({', '.join(changed)})" if changed else "")
+def imported_from(rule: Method) -> dict[str, str]:
+    """For the record of a method that is not the library's: where it came from, for whoever needs it again."""
+    return {} if METHODS.get(type(rule).__name__) is type(rule) else {"imported_from": origin(rule)}
 
 
 __all__ = [
@@ -87,6 +73,7 @@ __all__ = [
     "RingmasterASGD",
     "RobustACE",
     "from_settings",
+    "imported_from",
     "label",
     "parse",
 ]

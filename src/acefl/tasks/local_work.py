@@ -7,7 +7,6 @@ replayed CUDA graph), so local work costs one gradient per step and nothing else
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from acefl import keyed
-from acefl.calls import parse_call
+from acefl.core.settings import build, parse_call
 from acefl.errors import InvalidInput, one_of, require
 
 OPTIMIZERS = ("sgd", "adamw")
@@ -62,10 +61,7 @@ class LocalWork:
         if called is None or called[0] not in OPTIMIZERS:
             raise InvalidInput(f"local is {text!r}; allowed: sgd or adamw with settings, as in 'sgd(steps=5, lr=0.05)'")
         name, settings = called
-        allowed = [field.name for field in dataclasses.fields(cls) if field.name != "optimizer"]
-        for setting in settings:
-            require(setting in allowed, f"local {name} has no setting {setting!r}; allowed: {', '.join(allowed)}")
-        return cls(name, **settings)
+        return build(cls, settings, f"local {name}", optimizer=name)
 
     def count(self, samples: int, batch: int) -> int:
         """How many steps a client with so many samples takes."""

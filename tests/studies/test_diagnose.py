@@ -17,10 +17,10 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from acefl import ACE, ASGD, FedBuff, InvalidInput, Stop, amplification, report, tasks
 from acefl.cli import main
-from acefl.diagnose import diagnose, measure
 from acefl.record import load
 from acefl.report import diagnosis
 from acefl.rules import label
+from acefl.studies.diagnose import diagnose, measure
 
 METHODS = (ACE(), FedBuff(buffer=4), ASGD())
 
@@ -177,14 +177,14 @@ def test_bad_input_is_one_line_and_exit_code_two(
 
 
 def test_a_directory_without_a_diagnosis_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="diagnose.json: cannot be read"):
+    with pytest.raises(InvalidInput, match="diagnose.json: missing"):
         diagnosis.load(tmp_path)
     with pytest.raises(InvalidInput, match="parts is empty"):
         diagnose(out=tmp_path / "x", parts=())
 
 
 def test_the_recorded_diagnosis_says_what_is_written_beside_it() -> None:
-    record = Path(__file__).parents[1] / "experiments/ace/theory"
+    record = Path(__file__).parents[2] / "experiments/ace/theory"
     written = (record / "README.md").read_text(encoding="utf-8")
     terms = diagnosis.load(record / "terms")
     for row in diagnosis.readable(diagnosis.participation(terms)).itertuples(index=False):

@@ -17,19 +17,18 @@ from torch import nn
 import acefl
 from acefl import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff, InvalidInput, Scenario, Stop, tasks
 from acefl.core.rule import Method, Rule
-from acefl.experiment import (
+from acefl.record import run_name
+from acefl.studies.compare import compare, search_rate
+from acefl.studies.spec import (
     DEFAULT_SCENARIO,
     DEFAULT_SEEDS,
     DEFAULT_STOP,
     DEFAULT_TASK,
     PAPER_METHODS,
     TUNING_SEED,
-    build_task,
-    compare,
-    run_name,
-    search_rate,
 )
 from acefl.tasks import TorchTask
+from acefl.tasks.sources import build_task
 
 TASK = {"name": "quadratic", "clients": 6, "dim": 3, "noise": 0.1}
 METHODS = (ACE(), FedBuff(buffer=3))

@@ -22,23 +22,23 @@ import itertools
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from acefl import optimizers, schedules
+from acefl.core.files import claim, write_json
+from acefl.core.settings import build
 from acefl.errors import InvalidInput, require
-from acefl.experiment import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, Job, make
-from acefl.record import FORMAT, machine, read_json, settings_name, write_json
+from acefl.record import FORMAT, machine, settings_name
 from acefl.rules import parse
 from acefl.stop import Stop
+from acefl.studies.jobs import Job, Progress, open_jobs
+from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, RunSpec
 from acefl.timing import Scenario
-from acefl.workers import open_pool
 
 KEYS = ("method", "lr", "optimizer", "schedule", "seed", "evaluations", "task", "scenario", "stop")
 Settings = dict[str, Any]  # "method" -> "ACE", "task.alpha" -> 0.1, ...
-Progress = Callable[[int, int, str], None]  # cells done, cells in all, what was done last
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,14 +51,14 @@ class Cell:
     def name(self) -> str:
         return settings_name(self.settings)
 
-    def job(self, folder: Path) -> Job:
+    def spec(self, folder: Path) -> RunSpec:
         settings = self.settings
-        return Job(
+        return RunSpec(
             task=_part(settings, "task", {} if "task.name" in settings else dict(DEFAULT_TASK)),
             rule=parse(str(settings.get("method", "ACE"))),
             lr=_number("lr", settings["lr"]),
-            scenario=_fields(Scenario, _part(settings, "scenario", dataclasses.asdict(DEFAULT_SCENARIO))),
-            stop=_fields(Stop, _part(settings, "stop", {}) or dataclasses.asdict(DEFAULT_STOP)),
+            scenario=build(Scenario, _part(settings, "scenario", dataclasses.asdict(DEFAULT_SCENARIO)), "scenario"),
+            stop=build(Stop, _part(settings, "stop", {}) or dataclasses.asdict(DEFAULT_STOP), "stop"),
             seed=_whole("seed", settings.get("seed", 0)),
             evaluations=_whole("evaluations", settings.get("evaluations", 50)),
             out=folder / "cells" / self.name,
@@ -155,68 +155,35 @@ def sweep(
     cells = grid.cells()
     for cell in cells:
         _check(cell, folder)
-    _claim(folder, grid)
-    waiting = [cell for cell in cells if not (folder / "cells" / cell.name / "summary.json").exists()]
-    done, failed = len(cells) - len(waiting), {}
-    if progress is not None:
-        progress(done, len(cells), "")
-    with _pool(workers, ray) as pool:
-        pending: dict[Future[float], Cell] = {pool.submit(_make, cell.job(folder)): cell for cell in waiting}
-        try:
-            while pending:
-                for future in pool.finished(pending):
-                    cell = pending.pop(future)
-                    problem = future.exception()
-                    note = folder / "cells" / f"{cell.name}.failed.json"
-                    if problem is None:
-                        done += 1
-                        note.unlink(missing_ok=True)
-                    else:
-                        failed[cell.name] = f"{type(problem).__name__}: {problem}"
-                        write_json(note, {"settings": cell.settings, "problem": failed[cell.name]})
-                    if progress is not None:
-                        progress(done + len(failed), len(cells), _words(cell, grid))
-        except BaseException:
-            pool.abandon()
-            raise
-    return Outcome(folder, done, failed)
+    claim(folder / "sweep.json", {"format": FORMAT, "axes": grid.axes, "fixed": grid.fixed}, "sweep", machine=machine())
+    (folder / "cells").mkdir(exist_ok=True)
+    failures: dict[str, str] = {}
 
+    def note(cell: Cell) -> Path:
+        return folder / "cells" / f"{cell.name}.failed.json"
 
-def _make(job: Job) -> float:
-    return make(job).wall_seconds
+    def failed(job: Job, problem: str) -> None:
+        failures[job.key.name] = problem
+        write_json(note(job.key), {"settings": job.key.settings, "problem": problem})
 
-
-def _pool(workers: int | None, ray: str | None) -> Any:
-    if ray is None:
-        return open_pool(workers)
-    from acefl.ray_pool import open_ray_pool
-
-    return open_ray_pool(ray, workers)
+    with open_jobs(workers, ray=ray) as jobs:
+        jobs.run(
+            [Job(RunSpec.save, cell.spec(folder), cell, _words(cell, grid)) for cell in cells],
+            recorded=lambda job: (job.argument.out / "summary.json").exists() or None,
+            ended=lambda job, _: note(job.key).unlink(missing_ok=True),
+            failed=failed,
+            progress=progress,
+        )
+    return Outcome(folder, len(cells) - len(failures), failures)
 
 
 def _check(cell: Cell, folder: Path) -> None:
     """Refuse a grid whose settings are wrong before any work is done."""
-    job = cell.job(folder)
-    require(job.lr > 0, f"lr is {job.lr}; allowed: above 0")
-    clients = job.task.get("clients") if isinstance(job.task, Mapping) else None
+    spec = cell.spec(folder)
+    require(spec.lr > 0, f"lr is {spec.lr}; allowed: above 0")
+    clients = spec.task.get("clients") if isinstance(spec.task, Mapping) else None
     if clients is not None:
-        job.scenario.check(_whole("task.clients", clients))
-
-
-def _claim(folder: Path, grid: Grid) -> None:
-    """Write the grid down; a directory that holds another grid, or something else, is refused."""
-    described = {"format": FORMAT, "axes": grid.axes, "fixed": grid.fixed}
-    note = folder / "sweep.json"
-    if note.exists():
-        known = read_json(note)
-        require(
-            known.get("axes") == grid.axes and known.get("fixed") == grid.fixed,
-            f"{folder} holds another sweep; allowed: a new directory, or the grid that is there",
-        )
-        return
-    require(not folder.exists() or not any(folder.iterdir()), f"{folder} is not empty and holds no sweep")
-    (folder / "cells").mkdir(parents=True, exist_ok=True)
-    write_json(note, {**described, "machine": machine()})
+        spec.scenario.check(_whole("task.clients", clients))
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -230,16 +197,6 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 def _part(settings: Settings, head: str, base: dict[str, Any]) -> dict[str, Any]:
     own = {key.removeprefix(f"{head}."): value for key, value in settings.items() if key.startswith(f"{head}.")}
     return {**base, **own} if own or head != "stop" else {}
-
-
-def _fields(kind: type[Any], values: dict[str, Any]) -> Any:
-    allowed = [field.name for field in dataclasses.fields(kind)]
-    for name in values:
-        require(name in allowed, f"{kind.__name__.lower()} has no setting {name!r}; allowed: {', '.join(allowed)}")
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise InvalidInput(f"{kind.__name__.lower()}: {error}") from None
 
 
 def _number(name: str, value: Any) -> float:

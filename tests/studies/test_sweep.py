@@ -14,10 +14,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-import acefl.sweep as sweeping
+import acefl.studies.sweep as sweeping
 from acefl import report
 from acefl.errors import InvalidInput
-from acefl.sweep import Grid, parse_axis, results, sweep
+from acefl.studies.sweep import Grid, parse_axis, results, sweep
 
 SMALL: dict[str, Any] = {
     "method": ["ACE", "ASGD"],
@@ -89,7 +89,7 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     sweep(Grid.of(SMALL), tmp_path / "never-killed", workers=1)
     (tmp_path / "grid.json").write_text(json.dumps(SMALL))
     script = (
-        "import json, sys; from acefl.sweep import Grid, sweep\n"
+        "import json, sys; from acefl.studies.sweep import Grid, sweep\n"
         "sweep(Grid.of(json.load(open(sys.argv[1]))), sys.argv[2], workers=1)"
     )
     target = tmp_path / "killed"
@@ -138,7 +138,7 @@ def test_a_wrong_grid_is_refused_before_any_work(tmp_path: Path, content: dict[s
 def test_a_directory_with_another_grid_or_other_files_is_refused(tmp_path: Path) -> None:
     grid = Grid.of({**SMALL, "method": "ACE", "lr": 0.05, "task": {**SMALL["task"], "heterogeneity": 1.0}})
     sweep(grid, tmp_path / "mine", workers=1)
-    with pytest.raises(InvalidInput, match="another sweep"):
+    with pytest.raises(InvalidInput, match="holds a sweep with other axes"):
         sweep(Grid.of(SMALL), tmp_path / "mine")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 PROGRAM = """
 import os, pathlib, sys, time
-from acefl.workers import open_pool
+from acefl.studies.pools import open_pool
 
 
 def work(folder):

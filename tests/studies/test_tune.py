@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acefl import ACE, ACED, ASGD, FedBuff, InvalidInput, Scenario, Stop, halving, simulate, tune
-from acefl.experiment import TUNING_SEED, build_task
-from acefl.halving import GENERATION, QUARTERS, WHOLE, Tuning, search_ranges, spread_evenly
+from acefl import ACE, ACED, ASGD, FedBuff, InvalidInput, Scenario, Stop, simulate, tune
+from acefl.studies import tune as halving
+from acefl.studies.spec import TUNING_SEED
+from acefl.studies.tune import GENERATION, QUARTERS, WHOLE, Tuning, search_ranges, spread_evenly
+from acefl.tasks.sources import build_task
 
 TASK = {"name": "quadratic", "clients": 6, "dim": 3, "noise": 0.1}
 SMALL: dict[str, Any] = {"scenario": Scenario(spread=5.0), "stop": Stop(arrivals=80), "workers": 1}
@@ -61,13 +63,25 @@ def test_a_closer_look_runs_to_the_end_so_that_it_can_be_chosen(rule: Any, budge
 
 
 def test_of_a_closer_look_nobody_is_cut_for_want_of_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even where the pruner lets all of them pass, as it may do with trials that are much alike."""
-    import optuna
-
-    monkeypatch.setattr(optuna.pruners, "SuccessiveHalvingPruner", lambda **settings: optuna.pruners.NopPruner())
+    """Even where all of them pass, as it may do with trials that are much alike."""
+    monkeypatch.setattr(halving, "promoted", lambda scores: [True] * len(scores))
     later = tune(TASK, ACE(), **SMALL, budget=30.0).trials[GENERATION:]
     assert later
     assert all(one.quarters == WHOLE for one in later)
+
+
+@given(st.lists(st.one_of(st.floats(0, 1), st.just(math.inf)), max_size=12))
+def test_who_is_promoted_depends_on_those_before_alone_and_is_about_half(scores: list[float]) -> None:
+    passed = halving.promoted(scores)
+    for place in range(len(scores)):
+        assert halving.promoted(scores[:place]) == passed[:place]
+    for place, (score, good) in enumerate(zip(scores, passed, strict=True)):
+        so_far = scores[: place + 1]
+        if score == min(so_far) and math.isfinite(score):
+            assert good  # the best so far
+        if good:
+            assert math.isfinite(score)
+            assert sum(other < score for other in so_far) < max(1, len(so_far) // 2)
 
 
 def test_a_run_that_diverged_is_never_the_best() -> None:

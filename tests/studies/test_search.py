@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acefl.errors import InvalidInput
-from acefl.search import COARSE, FINE, MOST_EXTENSIONS, LearningRateSearch
+from acefl.studies.search import COARSE, FINE, MOST_EXTENSIONS, LearningRateSearch
 
 
 def searched(score: Callable[[float], float], centre: float = 0.25) -> LearningRateSearch:

@@ -1,10 +1,9 @@
 """Successive halving: a learning rate, and tau or buffer where a method has them, within a budget known beforehand.
 
-Trials start with a quarter of a run; about half of them, by optuna's SuccessiveHalvingPruner, go on to half a run, and
-about half of these to a whole one. A first generation of trials is spread evenly over wide ranges, the next ones over a
-quarter of the range around the best so far. What is tried depends on earlier scores and on nothing else, so one worker
-and many give the same answer, and a search that was killed goes on where it was. Every method gets the same budget,
-whatever it has to tune.
+Trials start with a quarter of a run; about half of them go on to half a run, and about half of these to a whole one. A
+first generation of trials is spread evenly over wide ranges, the next ones over a quarter of the range around the best
+so far. What is tried depends on earlier scores and on nothing else, so one worker and many give the same answer, and a
+search that was killed resumes where it was. Every method gets the same budget, whatever it has to tune.
 """
 
 from __future__ import annotations
@@ -14,34 +13,22 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from acefl import report
+from acefl.core.files import JsonLines, is_new, write_json
 from acefl.core.rule import Method
+from acefl.core.settings import label, plain, settings_of
 from acefl.errors import InvalidInput, require
-from acefl.experiment import (
-    DEFAULT_SCENARIO,
-    DEFAULT_STOP,
-    DEFAULT_TASK,
-    TUNING_SEED,
-    Job,
-    Progress,
-    TaskSource,
-    as_in_a_worker,
-    build_task,
-    built_once,
-    command_line,
-)
-from acefl.record import FORMAT, machine, plain, write_json
-from acefl.rules import ACE, label
-from acefl.simulation import Simulation, imported_from, settings_of
+from acefl.record import FORMAT, command_line, machine
+from acefl.rules import ACE, imported_from
+from acefl.simulation import Simulation
 from acefl.stop import Stop
+from acefl.studies.jobs import Job, Jobs, Progress, open_jobs
+from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, TUNING_SEED, RunSpec, score_of
+from acefl.tasks.sources import TaskSource, build_task, built_once
 from acefl.timing import Scenario
-from acefl.workers import Pool, open_pool
-
-if TYPE_CHECKING:
-    import optuna
 
 QUARTERS = (1, 2, 4)  # of a run's budget: where a trial may end
 WHOLE = QUARTERS[-1]
@@ -70,14 +57,14 @@ class Range:
         return Range(value / half, value * half, self.whole)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Trial:
     """One combination of settings and how far it was taken."""
 
     settings: dict[str, float]
-    quarters: int  # of a run
-    score: float  # the task's objective there; infinite if it diverged
-    arrivals: int  # uploads spent on it, all stages together
+    quarters: int = 0  # of a run
+    score: float = math.inf  # the task's objective there; infinite if it diverged
+    arrivals: int = 0  # uploads spent on it, all stages together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +121,7 @@ def tune(
     built = build_task(task, TUNING_SEED)
     scenario.check(built.clients)
     ranges = search_ranges(rule, built.clients, lr_centre, over)
-    plan = Job(task, rule, math.nan, scenario, stop, TUNING_SEED)
+    plan = RunSpec(task, rule, math.nan, scenario, stop, TUNING_SEED)
     described = {
         "format": FORMAT,
         "task": built.describe() if callable(task) else dict(task),
@@ -148,12 +135,9 @@ def tune(
         "budget": budget,
     }
     log = Log(None if out is None else Path(out), described)
-    here = callable(task)
-    with open_pool(workers, here=here) as pool, as_in_a_worker(enabled=not here):
-        tuning = _Search(plan, ranges, built.objective, budget, log, pool, progress).run()
+    with open_jobs(workers, here=callable(task)) as jobs:
+        tuning = _Search(plan, ranges, built.objective, budget, log, jobs, progress).run()
     if out is not None:
-        from acefl import report
-
         found = {"lr": tuning.lr, "method": label(tuning.rule), "spent": tuning.spent, "arrivals": tuning.arrivals}
         trials = [dataclasses.asdict(trial) for trial in tuning.trials]
         ending = {"command": command_line("acefl.tune(...)"), "machine": machine()}
@@ -192,25 +176,24 @@ def spread_evenly(count: int, dimensions: int, first: int = 0) -> list[list[floa
     return [[(0.5 + number * step) % 1.0 for step in steps] for number in range(first, first + count)]
 
 
+Scored = tuple[float, int]  # a score, and the uploads it took
+
+
 class Log:
     """Scores as they come, one JSON line each; kept in memory only without a directory."""
 
     def __init__(self, folder: Path | None, described: dict[str, Any]) -> None:
-        self._path = None if folder is None else folder / _LOG
-        self._known: dict[str, tuple[float, int]] = {}
-        if folder is None or self._path is None:
+        self._lines = None if folder is None else JsonLines(folder / _LOG)
+        self._known: dict[str, Scored] = {}
+        if folder is None or self._lines is None:
             return
         header = plain(described)
-        if not self._path.exists():
-            empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-            require(empty, f"{folder} is not empty and holds no search; allowed: a new directory")
-            folder.mkdir(parents=True, exist_ok=True)
-            self._path.write_text(json.dumps(header) + "\n", encoding="utf-8")
+        if not self._lines.path.exists():
+            require(is_new(folder), f"{folder} is not empty and holds no search; allowed: a new directory")
+            self._lines.add(header)
             return
-        lines = self._path.read_text(encoding="utf-8").splitlines()
         try:
-            known = json.loads(lines[0])
-            rows = [json.loads(line) for line in lines[1:] if line.endswith("}")]  # the last may be cut short by a kill
+            known, *rows = [row for _, row in self._lines.read()]
             self._known = {
                 self._key(row["settings"], row["quarters"]): (
                     math.inf if row["score"] is None else float(row["score"]),
@@ -219,57 +202,38 @@ class Log:
                 for row in rows
             }
         except (ValueError, LookupError, TypeError) as problem:
-            raise InvalidInput(f"{self._path} is not the log of a search: {problem}") from None
+            raise InvalidInput(f"{self._lines.path} is not the log of a search: {problem}") from None
         require(known == header, f"{folder} holds the search of other settings; allowed: a new directory, or the same")
-        whole = [json.dumps(header), *(json.dumps(row) for row in rows)]
-        self._path.write_text("\n".join(whole) + "\n", encoding="utf-8")
 
     @staticmethod
     def _key(settings: dict[str, float], quarters: int) -> str:
         return json.dumps([settings, quarters], sort_keys=True)
 
-    def known(self, settings: dict[str, float], quarters: int) -> tuple[float, int] | None:
+    def known(self, settings: dict[str, float], quarters: int) -> Scored | None:
         return self._known.get(self._key(settings, quarters))
 
-    def add(self, settings: dict[str, float], quarters: int, score: float, arrivals: int) -> None:
-        self._known[self._key(settings, quarters)] = (score, arrivals)
-        if self._path is not None:
-            row = plain({"settings": settings, "quarters": quarters, "score": score, "arrivals": arrivals})
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row, allow_nan=False) + "\n")
-
-
-@dataclasses.dataclass(eq=False)
-class _Running:
-    """A trial that is still in the race."""
-
-    study: optuna.Study
-    trial: optuna.Trial
-    settings: dict[str, float]
-    quarters: int = 0
-    score: float = math.inf
-    arrivals: int = 0
+    def add(self, settings: dict[str, float], quarters: int, scored: Scored) -> None:
+        self._known[self._key(settings, quarters)] = scored
+        if self._lines is not None:
+            score, arrivals = scored
+            self._lines.add({"settings": settings, "quarters": quarters, "score": score, "arrivals": arrivals})
 
 
 class _Search:
     def __init__(
         self,
-        plan: Job,
+        plan: RunSpec,
         ranges: dict[str, Range],
         objective: str,
         budget: float,
         log: Log,
-        pool: Pool,
+        jobs: Jobs,
         progress: Progress | None,
     ) -> None:
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._plan, self._ranges, self._objective, self._budget = plan, ranges, objective, budget
-        self._log, self._pool, self._progress = log, pool, progress
+        self._log, self._jobs, self._progress = log, jobs, progress
         self._spent = 0.0
-        self._done = 0
-        self._trials: list[_Running] = []
+        self._trials: list[Trial] = []
 
     def run(self) -> Tuning:
         self._tell_progress("")
@@ -279,82 +243,54 @@ class _Search:
             count = max(1, min(GENERATION, int(self._left / each)))
             self._race(self._ask(count, generation))
             generation += 1
-        trials = [Trial(one.settings, one.quarters, one.score, one.arrivals) for one in self._trials]
-        best = _best(trials).settings
-        return Tuning(self._rule(best), best["lr"], self._objective, trials, self._budget, self._spent)
+        best = _best(self._trials).settings
+        return Tuning(self._rule(best), best["lr"], self._objective, self._trials, self._budget, self._spent)
 
     @property
     def _left(self) -> float:
         return self._budget - self._spent
 
-    def _ask(self, count: int, generation: int) -> list[_Running]:
-        """The next trials: over the whole ranges at first, then over ever smaller parts around the best so far.
-
-        A generation is a study of its own, so that its trials compete with each other for the next stage.
-        """
-        import optuna
-
-        study = optuna.create_study(
-            sampler=optuna.samplers.RandomSampler(seed=TUNING_SEED),  # asked for nothing: what is tried is decided here
-            pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=QUARTERS[0], reduction_factor=2),
-        )
+    def _ask(self, count: int, generation: int) -> list[Trial]:
+        """The next trials: over the whole ranges at first, then over ever smaller parts around the best so far."""
         ranges = self._ranges
         if generation:
-            best = _best([Trial(one.settings, one.quarters, one.score, 0) for one in self._trials]).settings
+            best = _best(self._trials).settings
             ranges = {name: own.around(best[name], 0.25**generation) for name, own in ranges.items()}
         points = spread_evenly(count, len(ranges), first=1 if generation else 0)
         asked = [
-            _Running(
-                study, study.ask(), {k: own.at(share) for (k, own), share in zip(ranges.items(), point, strict=True)}
-            )
+            Trial({name: own.at(share) for (name, own), share in zip(ranges.items(), point, strict=True)})
             for point in points
         ]
         self._trials += asked
         return asked
 
-    def _race(self, running: list[_Running]) -> None:
-        """Take trials from stage to stage; the pruner hears of them in their order, whichever was computed first."""
-        from optuna.trial import TrialState
-
+    def _race(self, running: list[Trial]) -> None:
+        """Take a generation from stage to stage, as far as the budget goes."""
         for quarters in QUARTERS:
             best = sorted(running, key=lambda one: one.score)[: int(self._left * WHOLE / quarters)]
-            affordable = [one for one in running if one in best]
-            for one in running:
-                if one not in best:
-                    one.study.tell(one.trial, state=TrialState.PRUNED)
+            affordable = sorted(best, key=running.index)
             self._score(affordable, quarters)
-            running = []
-            for one in affordable:
-                one.trial.report(one.score, quarters)
-                if quarters == WHOLE:
-                    one.study.tell(one.trial, one.score)
-                elif one.trial.should_prune() or not math.isfinite(one.score):
-                    one.study.tell(one.trial, state=TrialState.PRUNED)
-                else:
-                    running.append(one)
+            passed = promoted([one.score for one in affordable])
+            running = [one for one, good in zip(affordable, passed, strict=True) if good]
 
-    def _score(self, trials: list[_Running], quarters: int) -> None:
+    def _score(self, trials: list[Trial], quarters: int) -> None:
         """Run them this far from the start: runs that keep no state between stages can be made anywhere."""
-        pending: dict[Future[float], _Running] = {}
-        try:
-            for one in trials:
-                self._spent += quarters / WHOLE
-                known = self._log.known(one.settings, quarters)
-                if known is None:
-                    pending[self._pool.submit(cast(Any, _score_until), (self._job(one.settings), quarters))] = one
-                else:
-                    self._collect(one, quarters, *known)
-            while pending:
-                for future in self._pool.finished(pending):
-                    one = pending.pop(future)
-                    score, arrivals = cast(tuple[float, int], future.result())
-                    self._log.add(one.settings, quarters, score, arrivals)
-                    self._collect(one, quarters, score, arrivals)
-        except BaseException:
-            self._pool.abandon()
-            raise
+        self._spent += len(trials) * quarters / WHOLE
+        jobs = [Job(_score_until, (self._spec(one.settings), quarters), one) for one in trials]
 
-    def _job(self, settings: dict[str, float]) -> Job:
+        def recorded(job: Job) -> Scored | None:
+            known = self._log.known(job.key.settings, quarters)
+            if known is not None:
+                self._collect(job.key, quarters, known)
+            return known
+
+        def ended(job: Job, scored: Scored) -> None:
+            self._log.add(job.key.settings, quarters, scored)
+            self._collect(job.key, quarters, scored)
+
+        self._jobs.run(jobs, recorded=recorded, ended=ended)
+
+    def _spec(self, settings: dict[str, float]) -> RunSpec:
         return dataclasses.replace(self._plan, rule=self._rule(settings), lr=settings["lr"], evaluations=WHOLE)
 
     def _rule(self, settings: dict[str, float]) -> Method:
@@ -362,9 +298,9 @@ class _Search:
         rule: Method = dataclasses.replace(cast(Any, self._plan.rule), **rest) if rest else self._plan.rule
         return rule
 
-    def _collect(self, one: _Running, quarters: int, score: float, arrivals: int) -> None:
+    def _collect(self, one: Trial, quarters: int, scored: Scored) -> None:
+        score, arrivals = scored
         one.quarters, one.score, one.arrivals = quarters, score, one.arrivals + arrivals
-        self._done += 1
         words = ", ".join(f"{name} {value:.3g}" for name, value in one.settings.items())
         self._tell_progress(f"{words}: {quarters}/{WHOLE} of a run")
 
@@ -374,26 +310,35 @@ class _Search:
             self._progress(round(self._spent * WHOLE) if last else 0, round(self._budget * WHOLE), last)
 
 
+def promoted(scores: Sequence[float]) -> list[bool]:
+    """Which trials go on to the next stage: each that is in the better half of itself and those before it.
+
+    Asynchronous successive halving (Li et al. 2020, arXiv 1810.05934), taken in the order of the trials whichever was
+    computed first, so that one worker and many give the same answer. What diverged never goes on.
+    """
+    halves = [sorted(scores[: place + 1])[max(place + 1, 2) // 2 - 1] for place in range(len(scores))]
+    return [math.isfinite(score) and score <= half for score, half in zip(scores, halves, strict=True)]
+
+
 def _best(trials: Sequence[Trial]) -> Trial:
     """Of those that did not diverge, the lowest score among those that went furthest; of equals, the smaller rate."""
     return min(trials, key=lambda one: (math.isinf(one.score), -one.quarters, one.score, one.settings["lr"]))
 
 
-def _score_until(part: tuple[Job, int]) -> tuple[float, int]:
+def _score_until(part: tuple[RunSpec, int]) -> Scored:
     """The objective after so many quarters of a run, and the uploads it took."""
-    job, quarters = part
+    spec, quarters = part
     simulation = Simulation(
-        build_task(job.task, job.seed),
-        job.rule,
-        lr=job.lr,
-        scenario=job.scenario,
-        stop=job.stop,
-        seed=job.seed,
-        evaluations=job.evaluations,
+        build_task(spec.task, spec.seed),
+        spec.rule,
+        lr=spec.lr,
+        scenario=spec.scenario,
+        stop=spec.stop,
+        seed=spec.seed,
+        evaluations=spec.evaluations,
     )
     for spent in simulation.advance():
         if spent >= quarters / WHOLE:
             break
     run = simulation.result()
-    score = math.inf if run.diverged else run.final[run.config["objective"]]
-    return (score if math.isfinite(score) else math.inf), len(run.events)
+    return score_of(run), len(run.events)

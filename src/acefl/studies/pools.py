@@ -1,0 +1,210 @@
+"""Where jobs run: in this process, in worker processes that end when this one does, or on a Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from typing import Any, Protocol
+
+import torch
+
+from acefl.errors import InvalidInput, require
+
+Work = Callable[[Any], Any]
+Futures = Iterable[Future[Any]]
+
+
+class Pool(Protocol):
+    """Takes jobs and says which are done."""
+
+    def submit(self, work: Work, argument: Any, /) -> Future[Any]: ...
+
+    def finished(self, pending: Futures) -> Futures:
+        """Wait until something is done, and say what."""
+        ...
+
+    def abandon(self) -> None:
+        """Stop at once: when this returns, no job is running any more, and none will write another file."""
+        ...
+
+
+@contextlib.contextmanager
+def open_pool(workers: int | None = None, *, here: bool = False, ray: str | None = None) -> Iterator[Pool]:
+    """So many worker processes (None: one per core, at most 8); this process alone for one worker, or with `here`.
+
+    ray: the address of a Ray cluster to run on instead ("local" starts one here), where `workers` limits the jobs at
+    once. Every job has one thread, so that a sum is taken in the same order, and has the same bits, wherever it runs.
+    With `here` jobs are calls like others in this process, with all its threads.
+    """
+    with _open(workers, here, ray) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.abandon()
+            raise
+
+
+@contextlib.contextmanager
+def _open(workers: int | None, here: bool, ray: str | None) -> Iterator[Pool]:
+    count = min(os.cpu_count() or 1, 8) if workers is None else workers
+    require(count >= 1, f"workers is {workers}; allowed: at least 1")
+    if ray is not None:
+        with _connected(ray, workers) as connection:
+            yield RayTasks(connection)
+    elif count == 1 or here:
+        with contextlib.nullcontext() if here else single_threaded():
+            yield ThisProcess()
+    else:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(count, mp_context=spawn, initializer=_prepare) as executor:
+            yield Processes(executor)
+
+
+@contextlib.contextmanager
+def single_threaded() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+class ThisProcess:
+    """Runs the oldest job whenever somebody waits: for one worker, and for tasks that only exist here."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[tuple[Future[Any], Work, Any]] = deque()
+
+    def submit(self, work: Work, argument: Any, /) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._jobs.append((future, work, argument))
+        return future
+
+    def finished(self, pending: Futures) -> Futures:
+        future, work, argument = self._jobs.popleft()
+        try:
+            future.set_result(work(argument))
+        except Exception as problem:
+            future.set_exception(problem)
+        return [future]
+
+    def abandon(self) -> None:
+        self._jobs.clear()
+
+
+class Processes:
+    """Worker processes. Ctrl-C does not reach them, so they print no tracebacks: this process ends them."""
+
+    def __init__(self, pool: ProcessPoolExecutor) -> None:
+        self._pool = pool
+        self._others = set(multiprocessing.active_children())
+
+    def submit(self, work: Work, argument: Any, /) -> Future[Any]:
+        with _uninterrupted():
+            return self._pool.submit(work, argument)
+
+    def finished(self, pending: Futures) -> Futures:
+        return wait(pending, return_when=FIRST_COMPLETED).done
+
+    def abandon(self) -> None:
+        for worker in set(multiprocessing.active_children()) - self._others:
+            worker.terminate()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _connected(address: str, workers: int | None) -> Iterator[Any]:
+    """Ray, connected to a cluster."""
+    try:
+        import ray
+    except ImportError:
+        raise InvalidInput("--ray needs Ray: pip install 'acefl[ray]'") from None
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's future default; without it, it warns
+    try:
+        # The dashboard would open a port; nothing of ours needs it.
+        ray.init(
+            address=address,
+            num_cpus=workers if address == "local" else None,
+            include_dashboard=False if address == "local" else None,
+            log_to_driver=False,
+            configure_logging=False,
+        )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise InvalidInput(f"cannot reach Ray at {address!r}: {error}") from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+class RayTasks:
+    """Each job is a Ray task on one CPU."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._remote = ray.remote(num_cpus=1)(_on_one_thread)
+        self._references: list[Any] = []
+
+    def submit(self, work: Work, argument: Any, /) -> Future[Any]:
+        reference = self._remote.remote(work, argument)
+        self._references.append(reference)
+        future: Future[Any] = reference.future()
+        return future
+
+    def finished(self, pending: Futures) -> Futures:
+        return wait(pending, return_when=FIRST_COMPLETED).done
+
+    def abandon(self) -> None:
+        for reference in self._references:
+            self._ray.cancel(reference, force=True)
+
+
+def _on_one_thread(work: Work, argument: Any) -> Any:
+    with single_threaded():
+        return work(argument)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Whoever wants to stop this process waits until the worker that is being started has got all it needs.
+
+    That worker inherits that Ctrl-C is blocked. Here that is not enough: the signal may reach any other thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's, and so is the right to say what they do
+        return
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, frame: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for one in came:
+            signal.raise_signal(one)
+
+
+def _prepare() -> None:
+    """Workers share the cores by processes, not by threads within one."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would go on for nobody, and keep its memory, a GPU's too."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
