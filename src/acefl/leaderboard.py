@@ -23,6 +23,7 @@ from acefl.errors import require
 from acefl.experiment import DEFAULT_TASK, TUNING_SEED, Job, Progress, build_task, command_line, make, run_name
 from acefl.halving import check_budget, tune
 from acefl.record import FORMAT, machine, plain, read_json
+from acefl.report.metrics import held_out
 from acefl.rules import METHODS, label
 from acefl.simulation import imported_from, settings_of
 from acefl.stop import Stop
@@ -52,7 +53,8 @@ MEANING: Mapping[str, str] = {
 }
 ARRIVALS, BUDGET, SEEDS = 6000, 12.0, (0, 1, 2, 3, 4)
 _QUICK: Mapping[str, Any] = {"arrivals": 80, "budget": 2.0, "seeds": (0, 1)}
-_KEPT = ("accuracy", "client_loss", "slow_accuracy", "gap", "grad_norm")
+_OWN = ("accuracy", "client_loss", "slow_accuracy", "gap", "grad_norm")
+_KEPT = (*_OWN, *filter(None, map(held_out, _OWN)))
 _SETTINGS = ("arrivals", "budget", "seeds", "tasks", "scenarios")
 
 
@@ -86,11 +88,12 @@ class Cell:
             "lr": found.lr,
             "objective": found.objective,
             "tuning": {"trials": len(found.trials), "runs": found.spent, "arrivals": found.arrivals},
-            "finals": {name: [_short(math.nan if r.diverged else r.final[name]) for r in runs] for name in names},
+            "starts": {name: [shortened(r.metrics[0][name]) for r in runs] for name in names},
+            "finals": {name: [shortened(math.nan if r.diverged else r.final[name]) for r in runs] for name in names},
             "arrivals": [len(run.events) for run in runs],
             "steps": [run.steps for run in runs],
-            "time": [_short(run.time) for run in runs],
-            "seconds": _short(time.perf_counter() - began),
+            "time": [shortened(run.time) for run in runs],
+            "seconds": shortened(time.perf_counter() - began),
         }
         unfinished = self.path.with_suffix(".unfinished")
         unfinished.write_text(json.dumps(plain(row), allow_nan=False), encoding="utf-8")
@@ -114,7 +117,7 @@ def leaderboard(
 
     own: methods that join the library's, or with `only` stand alone. arrivals: of every run; methods with rounds get
     the virtual time in which the others have so many. budget: how many whole runs the tuning of a cell may cost. quick:
-    everything in a minute, to see what it looks like; its numbers mean nothing.
+    everything in a minute, to see what it looks like; its numbers mean nothing, and the board says so.
     """
     from acefl.report import boards
 
@@ -133,6 +136,7 @@ def leaderboard(
     tasks = {name: {**settings, **({"clients": 6} if quick else {})} for name, settings in TASKS.items()}
     claim = {
         "format": FORMAT,
+        "quick": quick,
         "arrivals": arrivals,
         "budget": budget,
         "seeds": list(seeds),
@@ -249,6 +253,6 @@ def _took(folder: Path) -> float:
     return float(read_json(path)["took"]) if path.exists() else 0.0
 
 
-def _short(number: float) -> float:
+def shortened(number: float) -> float:
     """Six digits: enough to read, and the record stays small."""
     return float(f"{number:.6g}")

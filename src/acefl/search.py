@@ -1,4 +1,4 @@
-"""A learning-rate search that gives every method the same effort."""
+"""A learning-rate search by one rule for every method; it takes longer where the best rate lies far out."""
 
 from __future__ import annotations
 

@@ -10,24 +10,23 @@ from acefl.leaderboard import MEANING
 from acefl.report import page, provenance, style
 from acefl.report.drawing import Figure, Panel, numbers
 from acefl.report.metrics import by_key
-from acefl.standings import SHOWN, Board, written
-
-_ALSO = {"digits": ("client_loss", "slow_accuracy", "accuracy"), "quadratic": ("gap",)}
+from acefl.standings import ALSO, NOT_FOR_CITING, Board, written
 
 
 def build(directory: Path, out: Path | None = None) -> Path:
     """Write the page for a leaderboard's directory and return where it is (`DIRECTORY/report.html` by default)."""
     board = Board.read(directory)
-    shown = [(task, key) for task in board.tasks for key in _ALSO[task]]
+    shown = [(task, board.shown(task, key)) for task in board.tasks for key in (board.shown(task), *ALSO.get(task, ()))]
     html = page.assemble(
-        title="Leaderboard",
+        title=f"Leaderboard ({NOT_FOR_CITING})" if board.quick else "Leaderboard",
         subtitle=f"{len(board.methods)} methods · {len(board.scenarios)} scenarios · {len(board.tasks)} tasks",
         sentences=[*_sentences(board), f"{board.cost}."],
         table="".join(f"<h3>{escape(_title(task, key))}</h3>{_table(board, task, key)}" for task, key in shown),
         notes=_notes(board),
         legend="",
-        figures=[_map(board, task, SHOWN[task]) for task in board.tasks],
-        provenance=provenance.details(dict(board.content), ("tasks", "arrivals", "budget", "seeds")) + _tuned(board),
+        figures=[_map(board, task, board.shown(task)) for task in board.tasks],
+        provenance=provenance.details(dict(board.content), ("quick", "tasks", "arrivals", "budget", "seeds"))
+        + _tuned(board),
     )
     return page.write_whole(html, Path(out) if out is not None else directory / "report.html")
 
@@ -37,11 +36,12 @@ def _title(task: str, key: str) -> str:
 
 
 def _sentences(board: Board) -> list[str]:
-    sentences = []
+    sentences = [f"This board is {NOT_FOR_CITING}."] if board.quick else []
     for task in board.tasks:
-        ranks = list(board.ranks(task, SHOWN[task]).items())[:3]
+        key = board.shown(task)
+        ranks = list(board.ranks(task, key).items())[:3]
         named = ", ".join(f"{method} ({rank:.1f})" for method, rank in ranks)
-        sentences.append(f"Best mean ranks on {task}, by {by_key(SHOWN[task]).heading}: {named}.")
+        sentences.append(f"Lowest mean ranks on {task}, by {by_key(key).heading}: {named}; ranks are not tested.")
     return sentences
 
 
@@ -49,8 +49,7 @@ def _notes(board: Board) -> str:
     scenarios = "; ".join(f"<b>{escape(name)}</b>: {escape(MEANING.get(name, name))}" for name in board.scenarios)
     return (
         f"Mean and 95 % interval over {len(board.content['seeds'])} seeds; of the gap, geometric mean and factor "
-        "either way. Bold: the best, and whoever cannot be told apart from it seed by seed (paired 95 % interval; with "
-        f"so many comparisons one in twenty is an accident). {scenarios}."
+        f"either way. {escape(board.why_bold)} {scenarios}."
     )
 
 
@@ -63,7 +62,7 @@ def _table(board: Board, task: str, key: str) -> str:
         cells = [f'<th scope="row">{escape(method)}</th>']
         for name in board.scenarios:
             standing = columns[name].get(method)
-            mark = ' class="best"' if standing is not None and standing.first else ""
+            mark = ' class="best"' if standing is not None and standing.leads else ""
             cells.append(f"<td{mark}>{escape(written(standing, metric))}</td>")
         rows.append(f"<tr>{''.join(cells)}<td>{rank:.1f}</td></tr>")
     return f'<table class="results"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'

@@ -51,7 +51,7 @@ def render(comparison: Comparison) -> str:
         subtitle=_subtitle(comparison),
         sentences=headline.sentences(comparison),
         table=_table(table, comparison),
-        notes=_notes(comparison),
+        notes=_notes(comparison, table),
         legend=legend({method.label: looks[method.label] for method in comparison.methods}),
         figures=figures.of(comparison),
         provenance=provenance.section(comparison),
@@ -116,7 +116,7 @@ def _chance(comparison: Comparison) -> str:
 
 
 def _table(table: pd.DataFrame, comparison: Comparison) -> str:
-    text, marks, looks = tables.readable(table), tables.best(table), style.looks(comparison.methods)
+    text, marks, looks = tables.readable(table), tables.bold(table), style.looks(comparison.methods)
     head = "".join(f"<th>{escape(str(column))}</th>" for column in text.columns)
     rows = []
     for position, label in enumerate(text["method"]):
@@ -128,11 +128,10 @@ def _table(table: pd.DataFrame, comparison: Comparison) -> str:
     return f'<table class="results"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
 
 
-def _notes(comparison: Comparison) -> str:
+def _notes(comparison: Comparison, table: pd.DataFrame) -> str:
     meanings = [f"<b>{escape(m.heading)}</b>: {escape(m.meaning)}" for m in metrics.columns(comparison)]
     spread = f"Mean ± standard deviation over {len(comparison.seeds)} seeds." if len(comparison.seeds) > 1 else ""
-    bold = "Bold: best mean in its column." if len(comparison.methods) > 1 else ""
-    return " ".join([spread, bold, "; ".join(meanings) + "."])
+    return " ".join([spread, escape(tables.why_bold(table)), "; ".join(meanings) + "."])
 
 
 def swatch(look: style.Look) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from acefl.report.metrics import by_key
 from acefl.report.recorded import Comparison, Method
 
 _MOST_NAMED = 8  # clients whose refusals are listed one by one
@@ -98,12 +99,11 @@ def _plain(value: Any) -> str:
 
 
 def _tuning(comparison: Comparison) -> str:
-    efforts = {len(method.tuning) for method in comparison.methods}
-    if efforts == {0}:
+    efforts = sorted({len(method.tuning) for method in comparison.methods})
+    if efforts == [0]:
         return "given, not tuned"
-    if len(efforts) == 1:
-        return f"tuned with the same effort for every method: {efforts.pop()} values tried, by client-average loss"
-    return f"tuned by client-average loss, with unequal effort: {min(efforts)} to {max(efforts)} values tried"
+    tried = f"{efforts[0]}" if len(efforts) == 1 else f"{efforts[0]} to {efforts[-1]}"
+    return f"tuned by the same search for every method: {tried} values tried, by {by_key(comparison.objective).heading}"
 
 
 def _duration(seconds: float) -> str:

@@ -16,9 +16,11 @@ from acefl.report import metrics, page, style
 from acefl.report.drawing import Figure, Panel, numbers
 from acefl.report.metrics import Metric
 from acefl.report.recorded import Method
+from acefl.statistics import leaders, same_seed, why_bold
 from acefl.sweep import results
 
 _SEED = "seed"
+_SETTING = ("task.", "scenario.", "stop.")  # other data, clients or budgets: a better score there is no better method
 
 
 def build(directory: Path, out: Path | None = None) -> Path:
@@ -34,7 +36,7 @@ def build(directory: Path, out: Path | None = None) -> Path:
         subtitle=" × ".join(f"{_word(axis)} ({count})" for axis, count in several.items()) or "one cell",
         sentences=_sentences(table, varied, shown[0]),
         table=_table(table, varied, shown),
-        notes="Mean ± standard deviation over seeds. Bold: best in its column.",
+        notes=_notes(table, varied, shown),
         legend="",
         figures=[*_heat_maps(table, varied, shown[:2]), *_curves(table, varied, shown[:2])],
         provenance=_provenance(note, table),
@@ -46,19 +48,50 @@ Row = dict[str, Any]  # the varied settings, and "mean" and "std" of a metric ov
 
 
 def grouped(table: pd.DataFrame, by: list[str], metric: Metric) -> list[Row]:
-    """Mean and standard deviation over seeds of one metric for every combination of the varied settings."""
-    if not by:
-        return [{"mean": float(table[metric.key].mean()), "std": float(table[metric.key].std())}]
-    rows = table.groupby(by, sort=False)[metric.key].agg(["mean", "std"]).reset_index().to_dict("records")
-    return [{str(name): value for name, value in row.items()} for row in rows]
+    """Mean and standard deviation over seeds of one metric for every combination of the varied settings.
+
+    A seed that diverged makes the mean NaN: the mean of the others would flatter the combination.
+    """
+    return [{**dict(zip(by, key, strict=True)), **_spread(part[metric.key])} for key, part in _parts(table, by)]
+
+
+def leading(table: pd.DataFrame, varied: list[str], metric: Metric) -> set[tuple[Any, ...]]:
+    """The combinations of varied settings that lead, each among those of the same task, scenario and budget."""
+    found: set[tuple[Any, ...]] = set()
+    for _, part in _parts(table, _around(varied)):
+        by_seed = {
+            key: dict(zip(own.get(_SEED, range(len(own))), own[metric.key], strict=True))
+            for key, own in _parts(part, varied)
+        }
+        names = {str(key): key for key in by_seed}
+        rows = same_seed(*by_seed.values())
+        scores = {name: metric.scores(row[place] for row in rows) for place, name in enumerate(names)}
+        found |= {names[name] for name in leaders(scores)}
+    return found
+
+
+def _parts(table: pd.DataFrame, by: list[str]) -> list[tuple[tuple[Any, ...], pd.DataFrame]]:
+    return [(key, part) for key, part in table.groupby(by, sort=False)] if by else [((), table)]
+
+
+def _around(varied: list[str]) -> list[str]:
+    return [axis for axis in varied if axis.startswith(_SETTING)]
+
+
+def _spread(values: pd.Series) -> dict[str, float]:
+    return {"mean": float(values.mean(skipna=False)), "std": float(values.std(skipna=False))}
 
 
 def _sentences(table: pd.DataFrame, varied: list[str], metric: Metric) -> list[str]:
+    """Best means are named where all cells share task, scenario and budget; else they do not compare."""
+    done = f"{len(table)} cells are done."
+    if _around(varied):
+        return [f"Compare within the same {_listed(_around(varied))}: across them scores mean different things.", done]
     rows = grouped(table, varied, metric)
     best = rows[_best(rows, metric)]
     where = ", ".join(f"{_word(axis)} {best[axis]}" for axis in varied)
     value = metric.write(best["mean"], best["std"])
-    return [f"Best {metric.heading}: {value}" + (f", at {where}." if where else "."), f"{len(table)} cells are done."]
+    return [f"Best mean {metric.heading}: {value}" + (f", at {where}." if where else "."), done]
 
 
 def _best(rows: list[Row], metric: Metric) -> int:
@@ -67,14 +100,27 @@ def _best(rows: list[Row], metric: Metric) -> int:
     return min(range(len(rows)), key=lambda i: (math.isnan(rows[i]["mean"]), sign * rows[i]["mean"]))
 
 
+def _notes(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> str:
+    seeds = int(table[_SEED].nunique()) if _SEED in table else 1
+    compared = max(len(_parts(part, varied)) for _, part in _parts(table, _around(varied)))
+    why = why_bold(compared, seeds, any(leading(table, varied, metric) for metric in shown), of="combination")
+    within = f" Compared within the same {_listed(_around(varied))}." if _around(varied) and compared > 1 else ""
+    return escape(f"Mean ± standard deviation over seeds. {why}{within}")
+
+
+def _listed(axes: list[str]) -> str:
+    return " and ".join(map(_word, axes))
+
+
 def _table(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> str:
-    columns = [(metric, grouped(table, varied, metric)) for metric in shown]
+    columns = [(metric, grouped(table, varied, metric), leading(table, varied, metric)) for metric in shown]
     head = "".join(f"<th>{escape(name)}</th>" for name in [*map(_word, varied), *(m.heading for m in shown)])
     lines = []
     for place, first in enumerate(columns[0][1]):
-        cells = [f'<th scope="row">{escape(str(first[axis]))}</th>' for axis in varied]
-        for metric, rows in columns:
-            mark = ' class="best"' if _best(rows, metric) == place else ""
+        key = tuple(first[axis] for axis in varied)
+        cells = [f'<th scope="row">{escape(str(value))}</th>' for value in key]
+        for metric, rows, bold in columns:
+            mark = ' class="best"' if key in bold else ""
             cells.append(f"<td{mark}>{escape(metric.write(rows[place]['mean'], rows[place]['std']))}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
