@@ -50,7 +50,7 @@ EQUAL: dict[str, Noise] = {
 def test_equal_methods_are_told_apart_in_at_most_one_column_of_twenty(noise: str, seeds: int) -> None:
     """18 methods, however hard each seed is for everybody: that is a large part of a score and cancels in differences.
 
-    With 2, 3, 4, 6 and 18 methods and 1,500 columns each the largest share found was 0.055, of two methods.
+    With 3, 6 and 18 methods and 500 columns each the largest share found was 0.058 (a standard error is 0.010).
     """
     chance = np.random.default_rng([seeds, *noise.encode()])
     wrong = sum(any(behind(EQUAL[noise](chance, 18, seeds) + 5 * chance.normal(size=seeds))) for _ in range(COLUMNS))
@@ -80,9 +80,10 @@ def found(methods: int, seeds: int, lag: float, columns: int = 100) -> float:
 
 
 def test_who_is_worse_by_five_standard_deviations_is_found_with_enough_seeds() -> None:
-    """Measured over 1,500 columns: 0.84 of 2 methods at 3 seeds, 1.00 at 5; of 18 methods 0.00, 0.997 and 1.00."""
+    """Measured over 500 columns: 0.84 of 2 methods at 3 seeds, 1.00 at 5; of 18 methods 0.75, 1.00 and 1.00."""
     assert found(2, 3, 5.0) > 0.7
     assert found(2, 5, 5.0) > 0.97
+    assert found(18, 3, 5.0) > 0.6
     assert found(18, 5, 5.0) > 0.97
     assert found(18, 10, 5.0) == 1.0
 
