@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from experiments.leaderboard.publish import PACKAGE, PLACES, ROOT, filled
 
-from acefl import ACE, ASGD, FedAvg, FedBuff, InvalidInput, Scenario, Stop, leaderboard, tasks
+from acefl import ACE, ASGD, FedAvg, FedBuff, InvalidInput, Stop, leaderboard, tasks
 from acefl import simulate as simulated
-from acefl.advise import SIGNS, advise, decision_table, simplest, symptoms_of, unbeaten
 from acefl.cli import main
-from acefl.leaderboard import MEANING, SCENARIOS, TASKS, scenario_of, stop_of
-from acefl.report.standings import Board, half_width
+from acefl.leaderboard import SCENARIOS, TASKS, scenario_of, stop_of
+from acefl.report.standings import NOT_FOR_CITING, Board
 from acefl.rules import parse
 from acefl.tasks.sources import build_task
 
@@ -115,19 +114,14 @@ def board_of(
     return {"tasks": {"digits": {"clients": 10}}, "scenarios": names, "rows": rows, "seeds": [0], "arrivals": 1}
 
 
-def test_half_the_interval_is_students() -> None:
-    assert half_width([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2.7764 * math.sqrt(2.5 / 5), rel=1e-4)
-    assert half_width([1.0]) == math.inf
-
-
 def test_seeds_are_paired_so_that_a_small_steady_lead_counts() -> None:
     wide = [1.0, 5.0, 9.0, 2.0, 7.0]
-    ahead, behind, unsteady = wide, [v + 0.1 + 0.001 * v for v in wide], [1.3, 4.9, 9.2, 1.9, 7.1]
+    ahead, behind, unsteady = wide, [v + 1.5 + 0.01 * v for v in wide], [1.3, 4.9, 9.2, 1.9, 7.1]
     column = Board(board_of({"equal": {"A": ahead, "B": behind, "C": unsteady, "D": [None] * 5}})).column(
         "digits", "equal", "client_loss"
     )
     assert [s.method for s in column] == ["A", "C", "B", "D"]
-    assert [s.first for s in column] == [True, True, False, False]
+    assert [s.leads for s in column] == [True, True, False, False]
     assert column[0].mean == pytest.approx(4.8)
     assert "diverged" in Board(board_of({"equal": {"A": ahead, "D": [None] * 5}})).markdown("digits", "client_loss")
 
@@ -139,81 +133,51 @@ def test_more_is_better_where_it_is_and_gaps_are_compared_in_orders_of_magnitude
     assert [round(s.mean, 6) for s in gaps.column("digits", "equal", "gap")] == [0.001, 0.001049]
 
 
-# --- advice -----------------------------------------------------------------------------------------------------------
+def test_a_quick_board_says_so_everywhere_and_the_recorded_one_is_none(made: Path) -> None:
+    assert json.loads((made / "leaderboard.json").read_text())["quick"] is True
+    assert (made / "report.html").read_text().count(NOT_FOR_CITING) >= 2  # title and headline
+    assert not Board.recorded().quick
+    with pytest.raises(InvalidInput, match="holds a leaderboard with other tasks"):
+        leaderboard.leaderboard(BOTH, out=made, only=True, arrivals=80, budget=2.0, seeds=(0, 1), workers=1)
 
 
-def full_board() -> Board:
-    """ACED is ahead where clients leave, ACE where speeds differ, nobody elsewhere."""
-    tied = {"ACE": [1.0, 1.1, 0.9], "ASGD": [1.01, 1.05, 0.93], "ACED": [1.02, 1.0, 1.0], "FedAvg": [0.1, 0.1, 0.1]}
-    digits = {name: dict(tied) for name in SCENARIOS}
-    digits["spread"] = {"ACE": [1.0, 1.1, 0.9], "ASGD": [2.0, 2.1, 1.9], "ACED": [2.0, 2.2, 2.1]}
-    digits["dropout"] = {"ACE": [2.0, 2.1, 1.9], "ASGD": [2.0, 2.1, 1.9], "ACED": [1.0, 1.1, 0.9]}
-    content, other = board_of(digits), board_of(digits, "gap", "quadratic")
-    content["rows"] += other["rows"]
-    content["tasks"]["quadratic"] = {"clients": 10}
+def test_cells_keep_what_the_starting_model_scores(made: Path) -> None:
+    for row in Board.read(made).content["rows"]:
+        assert set(row["starts"]) == set(row["finals"])
+        task = build_task(Board.read(made).content["tasks"][row["task"]], 1)
+        first = task.evaluate(task.initial()).metrics if row["task"] == "quadratic" else {"client_loss": math.log(10)}
+        for name in set(first) & set(row["starts"]):
+            assert row["starts"][name][1] == pytest.approx(first[name], rel=1e-4)
+
+
+def test_nothing_is_bold_that_has_learnt_nothing() -> None:
+    content = board_of({"equal": {"A": [2.3] * 5, "B": [9.0, 9.1, 9.2, 9.1, 9.0]}})
+    [first, _] = Board(content).column("digits", "equal", "client_loss")
+    assert (first.method, first.leads) == ("A", True)
     for row in content["rows"]:
-        row["rule"] |= {"tau": 50} if row["method"] == "ACED" else {}
-    return Board(content)
+        row["starts"] = {"client_loss": [2.3] * 5}
+    assert not any(one.leads for one in Board(content).column("digits", "equal", "client_loss"))
+    assert "**" not in Board(content).markdown("digits")
+    assert Board(content).why_bold.startswith("Nothing is bold")
 
 
-PLANTED = {
-    "equal": Scenario(),
-    "spread": Scenario(spread=30.0),
-    "dropout": Scenario(dropout=0.5, dropout_at=0.3),
-    "heavy tail": Scenario(law="pareto"),
-    "tick 5": Scenario(clock="tick", delay=5.0),
-    "tick 30": Scenario(clock="tick", delay=30.0),
-}
-TAKEN = {"equal": "ASGD", "spread": "ACE", "dropout": "ACED", "heavy tail": "ASGD", "tick 5": "ASGD", "tick 30": "ASGD"}
+def test_of_the_recorded_board_nothing_is_bold_that_ended_no_better_than_it_began() -> None:
+    board = Board.recorded()
+    lost = next(one for one in board.column("digits", "dropout", "client_loss") if one.method == "FedAsync")
+    assert max(lost.row["finals"]["client_loss"]) > max(lost.row["starts"]["client_loss"])
+    assert not lost.leads
 
 
-@pytest.mark.parametrize("scenario", PLANTED)
-def test_a_planted_scenario_is_recognised_and_answered_by_the_board(scenario: str) -> None:
-    task = tasks.digits(clients=20, alpha=0.3, model="softmax", seed=0)
-    run = simulated(task, ASGD(), lr=0.1, scenario=PLANTED[scenario], stop=Stop(arrivals=2000))
-    advice = advise(run, full_board())
-    assert advice.scenario == scenario
-    assert advice.method.partition("(")[0] == TAKEN[scenario]
-    ratio = 1.0 if TAKEN[scenario] == "ASGD" else 4.0
-    assert advice.lr == pytest.approx((0.1 * ratio / 2, 0.1 * ratio * 2))
-    assert any(MEANING[scenario] in line for line in advice.evidence)
-    assert advice.unknown
-    if TAKEN[scenario] == "ACED":
-        assert advice.method == f"ACED(tau={math.ceil(2 * symptoms_of(run).round_trip)})"
-
-
-def test_a_method_that_is_not_on_the_board_gets_no_rate_and_a_short_run_no_advice() -> None:
-    task = tasks.quadratic(clients=10, dim=3, seed=0)
-    run = simulated(task, FedBuff(), lr=0.1, stop=Stop(arrivals=200))
-    advice = advise(run, full_board())
-    assert advice.lr is None
-    assert any("FedBuff is not on the leaderboard" in line for line in advice.evidence)
-    with pytest.raises(InvalidInput, match="too short to judge"):
-        advise(simulated(task, ASGD(), lr=0.1, stop=Stop(arrivals=15)), full_board())
-
-
-def test_the_simplest_of_equals_is_taken_and_rounds_are_left_out() -> None:
-    among = unbeaten(full_board(), "equal")
-    assert {s.method for s in among} == {"ACE", "ASGD", "ACED"}
-    assert simplest(among).method == "ASGD"
-    table = decision_table(full_board())
-    assert [line.split("|")[2].strip() for line in table.splitlines()[2:]] == list(SIGNS)
-    assert set(SIGNS) == set(SCENARIOS) == set(MEANING)
-
-
-def test_quadratics_decide_among_those_that_digits_cannot_tell_apart() -> None:
-    alike, behind = [1.0, 1.2, 0.9, 1.1, 1.0], [2.0, 2.2, 1.9, 2.1, 2.0]
-    digits = {"ACE": alike, "ASGD": list(reversed(alike)), "CA2FL": behind}
-    gaps = {"ACE": [0.01] * 5, "ASGD": [1.0, 1.1, 0.9, 1.0, 1.2], "CA2FL": [1e-6] * 5}
-    content, other = board_of({"equal": digits}), board_of({"equal": gaps}, "gap", "quadratic")
-    content["rows"] += other["rows"]
-    content["tasks"]["quadratic"] = {"clients": 10}
-    assert [standing.method for standing in unbeaten(Board(content), "equal")] == ["ACE"]
-
-
-def test_advice_wants_a_board_with_asynchronous_methods() -> None:
-    with pytest.raises(InvalidInput, match="no asynchronous method of the library"):
-        unbeaten(Board(board_of({"equal": {"FedAvg": [1.0, 1.0]}})), "equal")
+def test_held_out_scores_are_shown_where_every_cell_has_them() -> None:
+    content = board_of({"equal": {"A": [1.0, 1.1], "B": [1.2, 1.3]}})
+    assert Board(content).shown("digits") == "client_loss"
+    content["rows"][0]["finals"]["heldout_client_loss"] = [2.0, 2.1]
+    assert Board(content).shown("digits") == "client_loss"
+    content["rows"][1]["finals"]["heldout_client_loss"] = [1.9, 1.8]
+    board = Board(content)
+    assert board.shown("digits") == "heldout_client_loss"
+    assert board.markdown("digits").splitlines()[2].startswith("| B | 1.85")
+    assert board.shown("digits", "accuracy") == "accuracy"
 
 
 def test_who_made_no_step_is_marked() -> None:
@@ -256,17 +220,14 @@ def test_the_commands(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["leaderboard", "--show", str(made)]) == 0
     shown = capsys.readouterr().out
     assert Board.read(made).markdown("digits") in shown
+    assert NOT_FOR_CITING in shown
+    assert Board.read(made).why_bold in shown
     assert main(["leaderboard", "--recorded"]) == 0
     assert Board.recorded().markdown("quadratic") in capsys.readouterr().out
-    task = ["--task", "quadratic", "--clients", "8", "--dim", "3"]
-    assert main(["advise", *task, "--spread", "30", "--board", str(made), "--json"]) == 0
-    advice = json.loads(capsys.readouterr().out)
-    assert (advice["scenario"], len(advice["lr"] or (0, 0))) == ("spread", 2)
-    assert main(["run", *task, "--lr", "0.1", "--arrivals", "100", "--out", str(tmp_path / "run")]) == 0
-    assert main(["advise", str(tmp_path / "run"), "--board", str(made)]) == 0
-    assert "What this cannot know" in capsys.readouterr().out
-    assert main(["advise", str(tmp_path / "run"), "--spread", "3"]) == 2
-    assert "--spread is given beside a run" in capsys.readouterr().err
+    assert main(["advise", "runs/last-week", "--spread", "3"]) == 2
+    assert "advise was removed; use acefl replay RUN" in capsys.readouterr().err
+    assert main(["consult"]) == 2
+    assert "advise" not in capsys.readouterr().err
 
 
 # --- docs -------------------------------------------------------------------------------------------------------------

@@ -25,8 +25,9 @@ from experiments.leaderboard.publish import filled  # noqa: E402
 from acefl.core.files import read_json  # noqa: E402
 from acefl.leaderboard import leaderboard  # noqa: E402
 from acefl.report.metrics import by_key  # noqa: E402
-from acefl.report.standings import SHOWN, Board, half_width, scores_of  # noqa: E402
+from acefl.report.standings import TUNED_BY, Board  # noqa: E402
 from acefl.rules import parse  # noqa: E402
+from acefl.statistics import half_width  # noqa: E402
 
 KNOWN = ("ACE", "ACED", "CA2FL")
 IDEAS = ("DampedACE", "FadingACED", "MomentumACE")
@@ -60,21 +61,21 @@ def take_over(board: Path, out: Path) -> None:
 def tables(board: Board) -> str:
     """Scores, and where an idea beats all three known methods by more than the paired 95 % interval."""
     parts = []
-    for task, key in SHOWN.items():
+    for task, key in TUNED_BY.items():
         parts.append(f"### {task}: {key}\n\n{board.markdown(task, key)}")
     wins = [line for task in board.tasks for line in _wins(board, task)]
     compared = len(IDEAS) * len(board.tasks) * len(board.scenarios)
     asked = f"Of {compared} comparisons with all three, at 95 % each: a few are accidents.\n\n"
     parts.append("### Where an idea beats all three\n\n" + asked + ("\n".join(wins) or "Nowhere."))
-    return "\n\n".join([*parts, f"{board.cost}."])
+    return "\n\n".join([*parts, f"{board.why_bold} {board.cost}."])
 
 
 def _wins(board: Board, task: str) -> list[str]:
-    key = SHOWN[task]
+    key = TUNED_BY[task]
     lines = []
     for scenario in board.scenarios:
         metric = by_key(key)
-        scores = {one.method: scores_of(one.row["finals"][key], metric) for one in board.column(task, scenario, key)}
+        scores = {one.method: metric.scores(one.row["finals"][key]) for one in board.column(task, scenario, key)}
         for idea in IDEAS:
             if not all(map(math.isfinite, scores[idea])):
                 continue

@@ -1,9 +1,10 @@
-"""Put a leaderboard on record: into the package, where `acefl advise` reads it, and into the docs, as tables.
+"""Put a leaderboard on record: into the package, for `acefl leaderboard --recorded`, and into the docs, as tables.
 
     acefl leaderboard --workers 16 --out board
     python experiments/leaderboard/publish.py board
 
-Without a directory the docs are written again from the record in the package.
+Without a directory the docs are written again from the record in the package. `--starts` adds to a record that has none
+what the starting models score: seconds, as nothing is trained.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ import re
 import shutil
 from pathlib import Path
 
-from acefl.advise import decision_table
-from acefl.leaderboard import MEANING
+from acefl.core.files import read_json
+from acefl.leaderboard import MEANING, SCENARIOS, shortened, write_board
 from acefl.report.metrics import by_key
-from acefl.report.standings import RECORDED, SHOWN, Board, written
+from acefl.report.standings import NOT_FOR_CITING, RECORDED, TUNED_BY, Board, written
+from acefl.rules import ASGD
+from acefl.simulation import simulate
+from acefl.stop import Stop
+from acefl.tasks.sources import build_task
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "acefl" / RECORDED
@@ -24,34 +29,71 @@ PACKAGE = ROOT / "src" / "acefl" / RECORDED
 
 def front_page(board: Board) -> str:
     """The board as the docs' front page has it."""
-    parts = []
+    parts = [f"*Not for citing: {NOT_FOR_CITING}.*"] if board.quick else []
     for task in board.tasks:
-        metric = by_key(SHOWN[task])
+        key = board.shown(task)
+        metric, tuned = by_key(key), by_key(TUNED_BY[task])
         better = "more is better" if metric.higher_is_better else "less is better"
-        said = f"**{task}**: {metric.heading}, {metric.meaning}, which methods were tuned by; {better}."
+        by = "it" if metric is tuned else tuned.heading
+        said = f"**{task}**: {metric.heading}, {metric.meaning}; methods were tuned by {by}; {better}."
         parts.append(f"{said}\n\n{board.markdown(task)}")
     parts.append(f"**The slow**: {_slow(board)}")
     scenarios = "; ".join(f"*{name}*: {MEANING[name]}" for name in board.scenarios)
     parts.append(
+        f"{board.why_bold} With {len(board.methods)} methods and {len(board.content['seeds'])} seeds only large and "
+        "steady differences can be shown. How: `acefl.statistics`."
+    )
+    if board.shown("digits") == TUNED_BY["digits"]:
+        parts.append(
+            "The record is from before held-out scores per client: clients' losses and accuracies are on the data they "
+            "train on. A board made today leads with the held-out ones."
+        )
+    parts.append(
         f"{board.cost}. FedAvg and FedAdam, which wait for rounds, have instead the virtual time in which the others "
         "send about as much, and make few steps in it. Tuned are lr, and `tau` or `buffer` where a method has them; "
         "all other settings are the library's defaults. Mean and 95 % interval over seeds; of the gap, the geometric "
-        "mean and the factor either way. "
-        "Bold: the best, and whoever cannot be told apart from it (paired 95 % interval; of so many comparisons some "
-        f"are accidents). {scenarios}."
+        f"mean and the factor either way. {scenarios}."
     )
     return "\n\n".join(parts)
 
 
 def _slow(board: Board) -> str:
     """The one column in which some clients are slower than others."""
-    metric = by_key("slow_accuracy")
-    column = board.column("digits", "spread", "slow_accuracy")
-    said = ", ".join(f"{one.method} {written(one, metric, bold='**')}" for one in column)
-    return f"accuracy of the slowest fifth of clients on their own data, digits, *spread*: {said}."
+    key = board.shown("digits", "slow_accuracy")
+    metric = by_key(key)
+    said = ", ".join(f"{one.method} {written(one, metric, bold='**')}" for one in board.column("digits", "spread", key))
+    return f"{metric.meaning}, digits, *spread*: {said}."
 
 
-PLACES = {"docs/index.md": ("leaderboard", front_page), "docs/choosing.md": ("decisions", decision_table)}
+def leaders(board: Board) -> str:
+    """Who leads where, for those who choose."""
+    lines = ["| scenario | " + " | ".join(board.tasks) + " |", "|---|" + "---|" * len(board.tasks)]
+    for name in board.scenarios:
+        columns = [board.column(task, name, board.shown(task)) for task in board.tasks]
+        cells = [", ".join(one.method for one in column if one.leads) or "nobody is told apart" for column in columns]
+        lines.append(f"| *{name}*: {MEANING[name]} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def add_starts(path: Path) -> None:
+    """Score the starting models of a record from before cells kept them: the same seeds build the same ones."""
+    content = read_json(path)
+    known: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for row in content["rows"]:
+        where = (row["task"], row["scenario"])
+        if where not in known:
+            task, scenario = content["tasks"][where[0]], SCENARIOS[where[1]]
+            known[where] = [
+                simulate(
+                    build_task(task, seed), ASGD(), lr=1e-9, scenario=scenario, stop=Stop(arrivals=1), seed=seed
+                ).metrics[0]
+                for seed in content["seeds"]
+            ]
+        row["starts"] = {name: [shortened(start[name]) for start in known[where]] for name in row["finals"]}
+    write_board(path, content)
+
+
+PLACES = {"docs/index.md": ("leaderboard", front_page), "docs/choosing.md": ("leaders", leaders)}
 
 
 def filled(text: str, name: str, content: str) -> str:
@@ -64,10 +106,14 @@ def filled(text: str, name: str, content: str) -> str:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("directory", nargs="?", type=Path)
-    directory = options.parse_args().directory
+    options.add_argument("--starts", action="store_true")
+    given = options.parse_args()
+    directory = given.directory
     if directory is not None:
         Board.read(directory)
         shutil.copy(directory / RECORDED, PACKAGE)
+    if given.starts:
+        add_starts(PACKAGE)
     board = Board.recorded()
     for page, (name, content) in PLACES.items():
         path = ROOT / page

@@ -55,7 +55,8 @@ def _with_help(error: click.UsageError) -> str:
         return message
     commands = getattr(error.ctx.command, "commands", None)
     if commands:
-        message = f"{message.partition('. Did')[0]}; allowed: {', '.join(commands)}"
+        allowed = [name for name, command in commands.items() if not command.hidden]
+        message = f"{message.partition('. Did')[0]}; allowed: {', '.join(allowed)}"
     return f"{message} (see {error.ctx.command_path} --help)"
 
 

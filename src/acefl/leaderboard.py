@@ -24,6 +24,7 @@ from acefl.core.rule import Method
 from acefl.core.settings import label, plain, settings_of
 from acefl.errors import require
 from acefl.record import FORMAT, command_line, machine, run_name
+from acefl.report.metrics import held_out
 from acefl.rules import METHODS, imported_from
 from acefl.stop import Stop
 from acefl.studies.jobs import Job, Progress, open_jobs
@@ -54,7 +55,8 @@ MEANING: Mapping[str, str] = {
 }
 ARRIVALS, BUDGET, SEEDS = 6000, 12.0, (0, 1, 2, 3, 4)
 _QUICK: Mapping[str, Any] = {"arrivals": 80, "budget": 2.0, "seeds": (0, 1)}
-_KEPT = ("accuracy", "client_loss", "slow_accuracy", "gap", "grad_norm")
+_OWN = ("accuracy", "client_loss", "slow_accuracy", "gap", "grad_norm")
+_KEPT = (*_OWN, *filter(None, map(held_out, _OWN)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,11 +90,12 @@ class Cell:
             "lr": found.lr,
             "objective": found.objective,
             "tuning": {"trials": len(found.trials), "runs": found.spent, "arrivals": found.arrivals},
-            "finals": {name: [_short(math.nan if r.diverged else r.final[name]) for r in runs] for name in names},
+            "starts": {name: [shortened(r.metrics[0][name]) for r in runs] for name in names},
+            "finals": {name: [shortened(math.nan if r.diverged else r.final[name]) for r in runs] for name in names},
             "arrivals": [len(run.events) for run in runs],
             "steps": [run.steps for run in runs],
-            "time": [_short(run.time) for run in runs],
-            "seconds": _short(time.perf_counter() - began),
+            "time": [shortened(run.time) for run in runs],
+            "seconds": shortened(time.perf_counter() - began),
         }
         atomic_write(self.path, json.dumps(plain(row), allow_nan=False))
 
@@ -113,7 +116,7 @@ def leaderboard(
 
     own: methods that join the library's, or with `only` stand alone. arrivals: of every run; methods with rounds get
     the virtual time in which the others have so many. budget: how many whole runs the tuning of a cell may cost. quick:
-    everything in a minute, to see what it looks like; its numbers mean nothing.
+    everything in a minute, to see what it looks like; its numbers mean nothing, and the board says so.
     """
     if quick:
         arrivals, budget, seeds = _QUICK["arrivals"], _QUICK["budget"], _QUICK["seeds"]
@@ -160,7 +163,7 @@ def leaderboard(
     with open_jobs(workers) as jobs:
         jobs.run(waiting, recorded=_is_there, first=_longest_first, progress=progress)
     rows = [read_json(path) for path in sorted((folder / "cells").glob("*.json"))]
-    board = {**made_with, "command": command_line("acefl.leaderboard(...)"), "machine": machine()}
+    board = {**made_with, "quick": quick, "command": command_line("acefl.leaderboard(...)"), "machine": machine()}
     took = {"took": _took(folder) + time.perf_counter() - began, "core_seconds": sum(row["seconds"] for row in rows)}
     write_board(folder / "leaderboard.json", {**board, **took, "rows": rows})
     report.build(folder)
@@ -221,6 +224,6 @@ def _took(folder: Path) -> float:
     return float(read_json(path)["took"]) if path.exists() else 0.0
 
 
-def _short(number: float) -> float:
+def shortened(number: float) -> float:
     """Six digits: enough to read, and the record stays small."""
     return float(f"{number:.6g}")

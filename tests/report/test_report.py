@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import json
 import re
 import statistics
@@ -20,8 +21,10 @@ import pytest
 from tests.report.fixtures import SIX, Invented, write_comparison, write_run
 
 from acefl import report
+from acefl.commands import show
 from acefl.errors import InvalidInput
-from acefl.report import figures, headline, recorded, style, tables
+from acefl.report import figures, headline, metrics, recorded, style, tables
+from acefl.statistics import leaders
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +74,63 @@ def test_text_shows_mean_and_spread_to_the_same_place(digits: Path) -> None:
     assert set(text["uploads"]) == {"2,000"}
 
 
-def test_one_best_per_metric_and_none_among_budgets(digits: Path) -> None:
+def test_bold_is_who_leads_and_nobody_leads_by_a_budget(digits: Path) -> None:
     table = report.summary_table(digits)
-    marks = tables.best(table)
-    assert marks["slow-fifth accuracy"].tolist() == [True] + [False] * 5
-    assert marks["client-average loss"].sum() == 1
+    marks = tables.bold(table)
+    finals = {
+        method.label: [-value for value in method.finals("slow_accuracy")] for method in recorded.load(digits).methods
+    }
+    assert dict(zip(table["method"], marks["slow-fifth accuracy"], strict=True)) == {
+        label: label in leaders(finals) for label in table["method"]
+    }
+    assert marks["slow-fifth accuracy"].tolist() == [True, True] + [False] * 4
     assert not marks[["method", "server steps", "uploads", "virtual time", "tuned lr"]].any(axis=None)
+
+
+def test_the_page_and_the_terminal_say_the_same_of_bold(
+    digits: Path, page: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = report.summary_table(digits)
+    show.print_summary(table)
+    said = " ".join(capsys.readouterr().out.split())
+    why = tables.why_bold(table)
+    assert why.startswith("Bold: ")
+    assert why in said
+    assert html.escape(why) in page
+    assert page.count('class="best"') == tables.bold(table).to_numpy().sum()
+
+
+def test_one_seed_and_a_model_that_learnt_nothing_leave_nothing_bold(small: Path, tmp_path: Path) -> None:
+    assert tables.bold(report.summary_table(small)).any(axis=None)
+    for path in small.glob("runs/*/metrics.jsonl"):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(rows[-1] | {"step": 0, "arrival": 0, "time": 0.0}) + "\n" for _ in rows))
+    assert not tables.bold(report.summary_table(small)).any(axis=None)
+    lone = write_comparison(tmp_path / "lone", methods=SIX[:2], seeds=(0,), clients=10, arrivals=200, evaluations=10)
+    table = report.summary_table(lone)
+    assert not tables.bold(table).any(axis=None)
+    assert tables.why_bold(table) == "Nothing is bold: one seed tells no method from another."
+
+
+def test_held_out_scores_come_first_where_they_are_recorded(small: Path) -> None:
+    assert metrics.primary(recorded.load(small)) is metrics.SLOW_ACCURACY
+    for path in small.glob("runs/*/summary.json"):
+        final = json.loads(path.read_text())["final"]
+        spoil_json(path, final=final | {"heldout_slow_accuracy": final["slow_accuracy"] - 0.1})
+    comparison = recorded.load(small)
+    assert metrics.primary(comparison) is metrics.HELDOUT_SLOW_ACCURACY
+    assert metrics.SLOW_ACCURACY not in metrics.columns(comparison)
+    assert metrics.CLIENT_LOSS in metrics.columns(comparison)
+
+
+def test_the_page_tells_how_much_each_method_was_searched_for_and_by_what(small: Path) -> None:
+    assert "6 values tried, by client-average loss" in report.build(small).read_text(encoding="utf-8")
+    described = json.loads((small / "compare.json").read_text())
+    described["methods"][0]["tuning"].append({"lr": 64.0, "score": None})
+    spoil_json(small / "compare.json", methods=described["methods"], objective="gap")
+    page = report.build(small).read_text(encoding="utf-8")
+    assert "tuned by the same search for every method: 6 to 7 values tried, by optimality gap" in page
+    assert "effort" not in page.partition("<script")[0]
 
 
 def test_quadratic_is_judged_by_its_gap(tmp_path: Path) -> None:
@@ -102,7 +156,7 @@ def test_a_seed_that_diverged_is_not_averaged_away(small: Path) -> None:
 def test_headline_names_who_serves_the_slow_clients(digits: Path) -> None:
     first, second = headline.sentences(recorded.load(digits))
     assert first == (
-        "ACE and CA2FL serve the slowest fifth of clients at 0.97 accuracy; the other 4 methods at 0.85 to 0.91, "
+        "ACE and CA2FL serve the slowest fifth of clients at 0.97 accuracy; worse, 4 methods at 0.85 to 0.91, "
         "DelayAdaptiveASGD last (mean over 3 seeds)."
     )
     assert second == "Every method received 2,000 uploads, from which it took 200 to 2,000 server steps."
@@ -110,7 +164,7 @@ def test_headline_names_who_serves_the_slow_clients(digits: Path) -> None:
 
 def test_headline_claims_nothing_that_one_seed_contradicts(small: Path) -> None:
     spoil_json(small / "runs/ACED-seed1/summary.json", final={"slow_accuracy": 0.999})
-    assert headline.sentences(recorded.load(small))[0].startswith("No method stands out on every seed: ")
+    assert headline.sentences(recorded.load(small))[0].startswith("The seeds tell no method from the others: ")
 
 
 def test_headline_says_what_a_step_cost(small: Path) -> None:
@@ -125,7 +179,7 @@ def test_headline_says_when_learning_rates_were_not_tuned(small: Path) -> None:
     described = json.loads((small / "compare.json").read_text())
     spoil_json(small / "compare.json", methods=[method | {"tuning": []} for method in described["methods"]])
     said = headline.sentences(recorded.load(small))
-    assert said[0].startswith("ACE serves the slowest fifth of clients at 0.97 accuracy; ACED at 0.9")
+    assert said[0].startswith("ACE serves the slowest fifth of clients at 0.97 accuracy; worse, ACED at 0.9")
     assert said[-1].startswith("Learning rates were given, not tuned")
     assert "tuned lr" not in tables.readable(report.summary_table(small)).columns
 
@@ -242,7 +296,7 @@ def test_importing_the_report_is_cheap() -> None:
 
 
 def test_the_report_reads_records_and_imports_nothing_that_makes_them() -> None:
-    below = ("acefl.errors", "acefl.record", "acefl.report")
+    below = ("acefl.errors", "acefl.core", "acefl.statistics", "acefl.record", "acefl.report")
     for path in Path(report.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             named = [node.module or ""] if isinstance(node, ast.ImportFrom) else []

@@ -1,4 +1,4 @@
-"""The learning-rate search: the same effort for everybody, and the best rate wherever it lies."""
+"""The learning-rate search: one rule for everybody, and the best rate wherever it lies."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -11,12 +12,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 import acefl.studies.sweep as sweeping
 from acefl import report
 from acefl.errors import InvalidInput
+from acefl.report import sweeps
+from acefl.report.metrics import CLIENT_LOSS
 from acefl.studies.sweep import Grid, parse_axis, results, sweep
 
 SMALL: dict[str, Any] = {
@@ -165,3 +169,23 @@ def test_the_page_shows_a_map_and_a_curve_for_what_varies(tmp_path: Path) -> Non
     assert "map-client-loss-lr-task-heterogeneity" in html
     assert "along-lr" in html
     assert html == report.build(tmp_path / "s").read_text()
+
+
+def test_the_page_compares_nothing_across_scenarios_and_averages_no_diverged_seed_away() -> None:
+    """ASGD is steadily worse under either spread; the easier spread is no merit of a method."""
+    chance = np.random.default_rng(0)
+    cells = [
+        {"method": method, "scenario.spread": spread, "seed": seed, "client_loss": loss + float(chance.normal(0, 0.01))}
+        for method, own in (("ACE", 0.0), ("ASGD", 1.0))
+        for spread, loss in ((1.0, own), (30.0, own + 5.0))
+        for seed in range(4)
+    ]
+    table, varied = pd.DataFrame(cells), ["method", "scenario.spread"]
+    assert sweeps.leading(table, varied, CLIENT_LOSS) == {("ACE", 1.0), ("ACE", 30.0)}
+    assert sweeps._sentences(table, varied, CLIENT_LOSS)[0].startswith("Compare within the same spread")
+    assert "Compared within the same spread." in sweeps._why_bold(table, varied, [CLIENT_LOSS])
+    [lone] = [part for _, part in table.groupby("scenario.spread") if part["scenario.spread"].iloc[0] == 1.0]
+    assert sweeps._sentences(lone, ["method"], CLIENT_LOSS)[0].startswith("Best mean client-average loss: ")
+    table.loc[0, "client_loss"] = math.nan
+    assert math.isnan(sweeps.grouped(table, varied, CLIENT_LOSS)[0]["mean"])
+    assert sweeps.leading(table, varied, CLIENT_LOSS) == {("ACE", 30.0)}

@@ -8,7 +8,6 @@ import typer
 
 import acefl
 from acefl.commands import (
-    advise,
     compare,
     diagnose,
     doctor,
@@ -21,15 +20,22 @@ from acefl.commands import (
     sweep,
     tune,
 )
+from acefl.errors import InvalidInput
 
 app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (compare, run, tune, sweep, advise, leaderboard, diagnose, replay, reproduce, report, doctor):
+for module in (compare, run, tune, sweep, leaderboard, diagnose, replay, reproduce, report, doctor):
     app.command()(getattr(module, module.__name__.rpartition(".")[2]))
 app.command("plan")(forecast.forecast)
+
+
+@app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def advise() -> None:
+    """Removed: what another method would have done is answered on the recorded arrivals themselves."""
+    raise InvalidInput("advise was removed; use acefl replay RUN --method NAME on a recorded run, or acefl compare")
 
 
 def _print_version(wanted: bool) -> None:
@@ -53,7 +59,6 @@ def acefl_(
       acefl run --method ACE --lr 0.25   one method, one seed
       acefl tune --method ASGD           find a learning rate, and tau or buffer
       acefl sweep grid.toml              a grid of runs, gone on with if killed
-      acefl advise RUN                   which method fits these clients?
       acefl leaderboard --quick          all methods on a fixed set of scenarios
       acefl diagnose                     how wrong is each method's update, and why
       acefl plan --params 11M --clients 1000   what the table will cost

@@ -83,6 +83,6 @@ def compare(
         result |= {"summary": table.to_dict("records"), "directory": out, "report": out / "report.html"}
         show.print_json(result)
     else:
-        show.console().print(show.summary(table))
+        show.print_summary(table)
         show.console().print(f"took {result['wall_seconds']:.0f} s")
         show.path("report", out / "report.html")

@@ -31,7 +31,8 @@ def leaderboard(
     ] = 12.0,
     seeds: options.Seeds = "5",
     quick: Annotated[
-        bool, typer.Option("--quick", help="All of it in a minute or two; the numbers mean nothing")
+        bool,
+        typer.Option("--quick", help="All of it in a minute or two; the numbers mean nothing, and the board says so"),
     ] = False,
     out: Annotated[
         Path,
@@ -98,12 +99,14 @@ def leaderboard(
 
 def _print(board: object, json: bool) -> None:
     from acefl.commands import show
-    from acefl.report.standings import SHOWN, Board
+    from acefl.report.standings import NOT_FOR_CITING, Board
 
     assert isinstance(board, Board)
     if json:
         show.print_json(dict(board.content))
         return
+    if board.quick:
+        print(f"This board is {NOT_FOR_CITING}.\n")
     for task in board.tasks:
-        print(f"{task}: {SHOWN[task]}\n\n{board.markdown(task)}\n")
-    print(f"{board.cost}.")
+        print(f"{task}: {board.shown(task)}\n\n{board.markdown(task)}\n")
+    print(f"{board.why_bold}\n{board.cost}.")

@@ -77,7 +77,7 @@ def replay(
         result: dict[str, Any] = {"run": directory, "directory": out, "report": out / "report.html"}
         show.print_json(result | {"summary": table.to_dict("records")})
     else:
-        show.console().print(show.summary(table))
+        show.print_summary(table)
         show.path("report", out / "report.html")
 
 

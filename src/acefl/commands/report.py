@@ -41,5 +41,5 @@ def report(
         show.print_json({"directory": directory, "report": written, **summary})
         return
     if table is not None:
-        show.console().print(show.summary(table))
+        show.print_summary(table)
     show.path("report", written)

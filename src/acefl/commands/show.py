@@ -111,23 +111,32 @@ def _bar(quiet: bool, count: Any) -> Progress:
 
 
 def summary(table: pd.DataFrame, width: int | None = None) -> Table:
-    """The results of a comparison: a method per row, the best of each column in bold.
+    """The results of a comparison: a method per row, in bold what the report has in bold.
 
     Where the terminal is narrow it is set tighter, then without what only the report needs to show.
     """
     from acefl.report import tables
 
-    text, best = tables.readable(table), tables.best(table)
+    text, bold = tables.readable(table), tables.bold(table)
     room = console().width if width is None else width
     for left_out in ([], ["gradient norm"], ["gradient norm", "server steps"]):
         for gap in (2, 1):
-            shown = _set_in_columns(text.drop(columns=left_out, errors="ignore"), best, gap)
+            shown = _set_in_columns(text.drop(columns=left_out, errors="ignore"), bold, gap)
             if Console(width=1000).measure(shown).minimum <= room:
                 return shown
     return shown
 
 
-def _set_in_columns(text: pd.DataFrame, best: pd.DataFrame, gap: int) -> Table:
+def print_summary(table: pd.DataFrame) -> None:
+    """A comparison's table, and under it why something is bold."""
+    from acefl.report import tables
+
+    console().print(summary(table))
+    if why := tables.why_bold(table):
+        console().print(why, markup=False)
+
+
+def _set_in_columns(text: pd.DataFrame, bold: pd.DataFrame, gap: int) -> Table:
     """Headings may break at spaces and a method's name anywhere; a number never does."""
     shown = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold")
     for heading in text.columns:
@@ -138,7 +147,7 @@ def _set_in_columns(text: pd.DataFrame, best: pd.DataFrame, gap: int) -> Table:
             broken = str(heading).replace(" ", "\n")
             shown.add_column(broken, justify="right", vertical="bottom", no_wrap=True, min_width=widest)
     for row in range(len(text)):
-        cells = [Text(str(cell), "bold" if best[name].iloc[row] else "") for name, cell in text.iloc[row].items()]
+        cells = [Text(str(cell), "bold" if bold[name].iloc[row] else "") for name, cell in text.iloc[row].items()]
         shown.add_row(*cells)
     return shown
 

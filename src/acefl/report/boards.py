@@ -9,24 +9,26 @@ from acefl.report import comparison, page, style
 from acefl.report.drawing import Figure, Panel, heatmap
 from acefl.report.metrics import by_key
 from acefl.report.page import Cell, Table
-from acefl.report.standings import SHOWN, Board, written
-
-_ALSO = {"digits": ("client_loss", "slow_accuracy", "accuracy"), "quadratic": ("gap",)}
+from acefl.report.standings import ALSO, NOT_FOR_CITING, Board, written
 
 
 def render(directory: Path) -> str:
     """The page of a leaderboard's directory."""
     board = Board.read(directory)
+    shown = [(task, board.shown(task, key)) for task in board.tasks for key in (board.shown(task), *ALSO.get(task, ()))]
     return page.render(
         "leaderboard",
-        title="Leaderboard",
+        title=f"Leaderboard ({NOT_FOR_CITING})" if board.quick else "Leaderboard",
         subtitle=f"{len(board.methods)} methods · {len(board.scenarios)} scenarios · {len(board.tasks)} tasks",
         sentences=[*_sentences(board), f"{board.cost}."],
-        tables=[_table(board, task, key) for task in board.tasks for key in _ALSO[task]],
-        figures=[_map(board, task, SHOWN[task]) for task in board.tasks],
+        tables=[_table(board, task, key) for task, key in shown],
+        figures=[_map(board, task, board.shown(task)) for task in board.tasks],
         seeds=len(board.content["seeds"]),
+        why_bold=board.why_bold,
         scenarios=board.meaning,
-        made=comparison.facts(dict(board.content), ("tasks", "arrivals", "budget", "seeds")),
+        made=comparison.facts(
+            {**board.content, "quick": board.quick}, ("quick", "tasks", "arrivals", "budget", "seeds")
+        ),
         tuned=_tuned(board),
     )
 
@@ -36,11 +38,12 @@ def _title(task: str, key: str) -> str:
 
 
 def _sentences(board: Board) -> list[str]:
-    sentences = []
+    sentences = [f"This board is {NOT_FOR_CITING}."] if board.quick else []
     for task in board.tasks:
-        ranks = list(board.ranks(task, SHOWN[task]).items())[:3]
+        key = board.shown(task)
+        ranks = list(board.ranks(task, key).items())[:3]
         named = ", ".join(f"{method} ({rank:.1f})" for method, rank in ranks)
-        sentences.append(f"Best mean ranks on {task}, by {by_key(SHOWN[task]).heading}: {named}.")
+        sentences.append(f"Lowest mean ranks on {task}, by {by_key(key).heading}: {named}; ranks are not tested.")
     return sentences
 
 
@@ -52,7 +55,7 @@ def _table(board: Board, task: str, key: str) -> Table:
         cells = [Cell(method)]
         for name in board.scenarios:
             standing = columns[name].get(method)
-            cells.append(Cell(written(standing, metric), standing is not None and standing.first))
+            cells.append(Cell(written(standing, metric), standing is not None and standing.leads))
         rows.append([*cells, Cell(f"{rank:.1f}")])
     return Table(["method", *board.scenarios, "mean rank"], rows, _title(task, key))
 

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from acefl.report import figures, headline, metrics, page, recorded, style, tables
+from acefl.report.metrics import by_key
 from acefl.report.page import Cell, Table
 from acefl.report.recorded import Comparison, Method
 
@@ -38,10 +39,11 @@ def render(directory: Path) -> str:
         title=shown.title,
         subtitle=_subtitle(shown),
         sentences=headline.sentences(shown),
-        tables=[page.table_of(tables.readable(table), tables.best(table), looks)],
+        tables=[page.table_of(tables.readable(table), tables.bold(table), looks)],
         figures=figures.of(shown),
         looks={label: looks[label] for label in labels},
         seeds=len(shown.seeds),
+        why_bold=tables.why_bold(table),
         metrics=metrics.columns(shown),
         made=made(shown),
         methods=methods_table(shown),
@@ -129,12 +131,11 @@ def _bytes(count: float) -> str:
 
 
 def _tuning(comparison: Comparison) -> str:
-    efforts = {len(method.tuning) for method in comparison.methods}
-    if efforts == {0}:
+    efforts = sorted({len(method.tuning) for method in comparison.methods})
+    if efforts == [0]:
         return "given, not tuned"
-    if len(efforts) == 1:
-        return f"tuned with the same effort for every method: {efforts.pop()} values tried, by client-average loss"
-    return f"tuned by client-average loss, with unequal effort: {min(efforts)} to {max(efforts)} values tried"
+    tried = f"{efforts[0]}" if len(efforts) == 1 else f"{efforts[0]} to {efforts[-1]}"
+    return f"tuned by the same search for every method: {tried} values tried, by {by_key(comparison.objective).heading}"
 
 
 def _duration(seconds: float) -> str:

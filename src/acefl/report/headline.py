@@ -1,7 +1,6 @@
 """The result in one or two plain sentences, computed from the numbers and claiming no more than they show.
 
-A method counts as behind only when it is behind on every seed: seeds share data and delays between methods, so the
-comparison is within each seed, and one seed the other way is reason enough to say nothing.
+Who is named as ahead and who as behind is decided as for the table's bold numbers: see `acefl.statistics`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ import math
 from acefl.report import metrics
 from acefl.report.metrics import Metric
 from acefl.report.recorded import Comparison, Method
-from acefl.report.tables import over_seeds
+from acefl.report.tables import over_seeds, scores_of
+from acefl.statistics import leaders, places
 
 
 def sentences(comparison: Comparison) -> list[str]:
@@ -32,32 +32,6 @@ def sentences(comparison: Comparison) -> list[str]:
     return said
 
 
-def ahead(scored: list[Method], metric: Metric) -> list[Method]:
-    """The methods before the widest gap in the ranking that holds on every seed; empty where no gap does."""
-    cuts = sorted(range(1, len(scored)), key=lambda cut: -_gap(scored[cut - 1], scored[cut], metric))
-    for cut in cuts:
-        first, rest = scored[:cut], scored[cut:]
-        seen = metric.write_short(_mean(first[-1], metric)) != metric.write_short(_mean(rest[0], metric))
-        if seen and all(_behind(worse, better, metric) for better in first for worse in rest):
-            return first
-    return []
-
-
-def _gap(better: Method, worse: Method, metric: Metric) -> float:
-    """How far apart two means are: a difference, or a ratio for what is read on a log scale."""
-    one, other = _mean(better, metric), _mean(worse, metric)
-    if metric.log and one > 0 and other > 0:
-        return abs(math.log(one / other))
-    return abs(one - other)
-
-
-def _behind(method: Method, other: Method, metric: Metric) -> bool:
-    sign = 1.0 if metric.higher_is_better else -1.0
-    theirs = {run.seed: run.final(metric.key) for run in other.runs}
-    shared = [run for run in method.runs if run.seed in theirs]
-    return bool(shared) and all(sign * run.final(metric.key) < sign * theirs[run.seed] for run in shared)
-
-
 def _best_first(comparison: Comparison, metric: Metric) -> list[Method]:
     finite = [method for method in comparison.methods if math.isfinite(_mean(method, metric))]
     return sorted(finite, key=lambda method: _mean(method, metric), reverse=metric.higher_is_better)
@@ -68,19 +42,25 @@ def _mean(method: Method, metric: Metric) -> float:
 
 
 def _compared(scored: list[Method], metric: Metric) -> str:
-    first, last = ahead(scored, metric), scored[-1]
     seeds = min(len(method.runs) for method in scored)
     basis = f"mean over {seeds} seeds" if seeds > 1 else "one seed"
+    finals, starts = scores_of(scored, metric)
+    leading, place = leaders(finals, starts), places(finals)
+    first = [method for method in scored if method.label in leading]
+    rest = [method for method in scored if place[method.label].behind]
     if not first:
-        values = _range([_mean(method, metric) for method in scored], metric)
-        return f"No method stands out on every seed: {metric.heading} is {values} ({basis})."
-    rest = scored[len(first) :]
-    verb = metric.verbs[0 if len(first) == 1 else 1].format(_range([_mean(method, metric) for method in first], metric))
-    few = len(rest) <= 2
-    who = _listed([method.label for method in rest]) if few else f"the other {len(rest)} methods"
-    others = _range([_mean(method, metric) for method in rest], metric)
-    lowest = f", {last.label} last" if not few else ""
-    return f"{_listed([method.label for method in first])} {verb}; {who} at {others}{lowest} ({basis})."
+        values = _range(scored, metric)
+        return f"The seeds tell no method from the others: {metric.heading} is {values} ({basis})."
+    said = f"{_listed([method.label for method in first])} {metric.verbs[len(first) > 1].format(_range(first, metric))}"
+    if rest:
+        few = len(rest) <= 2
+        who = _listed([method.label for method in rest]) if few else f"{len(rest)} methods"
+        lowest = "" if few else f", {rest[-1].label} last"
+        said += f"; worse, {who} at {_range(rest, metric)}{lowest}"
+    between = len(scored) - len(first) - len(rest)
+    if between:
+        said += f"; {between} cannot be placed"
+    return f"{said} ({basis})."
 
 
 def _lone(method: Method, comparison: Comparison) -> str:
@@ -112,8 +92,8 @@ def _counted(counts: list[float]) -> str:
     return f"{max(counts):,.0f}" if _alike(counts) else f"{min(counts):,.0f} to {max(counts):,.0f}"
 
 
-def _range(values: list[float], metric: Metric) -> str:
-    shown = [metric.write_short(value) for value in sorted(values)]
+def _range(methods: list[Method], metric: Metric) -> str:
+    shown = [metric.write_short(value) for value in sorted(_mean(method, metric) for method in methods)]
     return shown[0] if shown[0] == shown[-1] else f"{shown[0]} to {shown[-1]}"
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from acefl.report.recorded import Comparison
+if TYPE_CHECKING:
+    from acefl.report.recorded import Comparison
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,14 @@ class Metric:
     def write_short(self, mean: float) -> str:
         """The number as one would say it."""
         return self.write(mean, digits=2)
+
+    def scores(self, values: Iterable[float | None]) -> list[float]:
+        """What methods are compared by: smaller is better, logs of what spans orders of magnitude, infinity for NaN."""
+        known = [math.nan if value is None else float(value) for value in values]
+        if self.log:
+            known = [math.log(max(value, 1e-300)) if not math.isnan(value) else math.nan for value in known]
+        sign = -1.0 if self.higher_is_better else 1.0
+        return [math.inf if math.isnan(value) else sign * value for value in known]
 
 
 ACCURACY = Metric(
@@ -91,10 +102,30 @@ GRAD_NORM = Metric(
     log=True,
 )
 
+HELDOUT_CLIENT_LOSS = Metric(
+    "heldout_client_loss",
+    "held-out client loss",
+    "held-out client-average loss",
+    "mean over clients of each one's loss on data like its own that nobody trained on, every client counting the same",
+    ("ends at a held-out client-average loss of {}", "end at a held-out client-average loss of {}"),
+)
+HELDOUT_SLOW_ACCURACY = Metric(
+    "heldout_slow_accuracy",
+    "held-out slow-fifth accuracy",
+    "held-out slow-fifth accuracy",
+    "mean accuracy of the slowest fifth of clients, each on data like its own that nobody trained on",
+    (
+        "serves the slowest fifth of clients at {} accuracy on held-out data",
+        "serve the slowest fifth of clients at {} accuracy on held-out data",
+    ),
+    higher_is_better=True,
+)
+_HELD_OUT = {"client_loss": HELDOUT_CLIENT_LOSS, "slow_accuracy": HELDOUT_SLOW_ACCURACY}
+
 _COLUMNS = (ACCURACY, CLIENT_LOSS, SLOW_ACCURACY, GAP, GRAD_NORM)
 _CURVES = (ACCURACY, SLOW_ACCURACY, GAP, GRAD_NORM)
 _LOSSES = (CLIENT_LOSS, LOSS)
-EVERY = (ACCURACY, CLIENT_LOSS, SLOW_ACCURACY, FAST_ACCURACY, LOSS, GAP, GRAD_NORM)
+EVERY = (ACCURACY, CLIENT_LOSS, SLOW_ACCURACY, FAST_ACCURACY, LOSS, GAP, GRAD_NORM, *_HELD_OUT.values())
 _BY_IMPORTANCE = (SLOW_ACCURACY, ACCURACY, GAP, CLIENT_LOSS, GRAD_NORM, LOSS)
 
 
@@ -103,9 +134,20 @@ def by_key(key: str) -> Metric:
     return next((metric for metric in EVERY if metric.key == key), Metric(key, key, key, key, ("{}", "{}")))
 
 
+def held_out(key: str) -> str | None:
+    """The name of the same metric on data that nobody trained on, None where there is none."""
+    found = _HELD_OUT.get(key)
+    return None if found is None else found.key
+
+
 def measured(comparison: Comparison, among: tuple[Metric, ...]) -> list[Metric]:
-    """Those of the metrics that this comparison recorded."""
-    return [metric for metric in among if comparison.measures(metric.key)]
+    """Those of the metrics that this comparison recorded, on held-out data where it has them."""
+    preferred = [_HELD_OUT[m.key] if m.key in _HELD_OUT and _held_out_by(comparison, m) else m for m in among]
+    return [metric for metric in preferred if comparison.measures(metric.key)]
+
+
+def _held_out_by(comparison: Comparison, metric: Metric) -> bool:
+    return comparison.measures(_HELD_OUT[metric.key].key)
 
 
 def columns(comparison: Comparison) -> list[Metric]:

@@ -22,7 +22,7 @@ from acefl.report.style import Look
 
 
 class Cell(NamedTuple):
-    """What stands in a table: text, or a list of settings; the best of its column is bold."""
+    """What stands in a table: text, or a list of settings; what leads its column is bold."""
 
     text: str | list[str]
     best: bool = False

@@ -32,6 +32,11 @@ class Run(RunFiles):
         """The metric at the end of the run; NaN when the run has no such number (null in JSON)."""
         return _number(self.summary["final"].get(metric))
 
+    def start(self, metric: str) -> float:
+        """The metric of the starting model; NaN when it was not evaluated."""
+        first = self.metrics.iloc[0]
+        return _number(first.get(metric)) if first["arrival"] == 0 and first["step"] == 0 else float("nan")
+
     def total(self, name: str) -> float:
         """A count of the whole run: steps, arrivals, uploads, time, wall_seconds."""
         return _number(self.summary.get(name))
@@ -77,7 +82,7 @@ class Method:
     method: str
     rule: dict[str, Any]
     lr: float
-    tuning: list[tuple[float, float]]  # (lr, client loss) of every trial, by lr; NaN loss where it diverged
+    tuning: list[tuple[float, float]]  # (lr, objective) of every trial, by lr; NaN where it diverged
     runs: list[Run]
 
     def finals(self, metric: str) -> list[float]:
@@ -103,6 +108,7 @@ class Comparison:
     command: str
     machine: dict[str, Any]
     wall_seconds: float
+    objective: str = "client_loss"  # what learning rates were chosen by
 
     @property
     def runs(self) -> list[Run]:
@@ -155,6 +161,7 @@ def _comparison(directory: Path) -> Comparison:
         command=str(data.get("command") or ""),
         machine=_settings(data, "machine", path),
         wall_seconds=_number(data.get("wall_seconds")),
+        objective=str(data.get("objective") or "client_loss"),
     )
 
 

@@ -1,8 +1,4 @@
-"""Reading a leaderboard: who is ahead where, by how much, and who cannot be told apart from the first.
-
-Seeds are paired: every method sees the same data split, schedule and minibatches on a seed, so two methods are compared
-by their differences seed by seed, which vary far less than the scores do.
-"""
+"""Reading a leaderboard: where every method stands, and what the seeds show of it (see `acefl.statistics`)."""
 
 from __future__ import annotations
 
@@ -11,16 +7,18 @@ import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from acefl.core.files import read_json
 from acefl.errors import require
-from acefl.report.metrics import Metric, by_key
+from acefl.report.metrics import Metric, by_key, held_out
+from acefl.statistics import half_width, leaders, why_bold
 
-SHOWN: Mapping[str, str] = {"digits": "client_loss", "quadratic": "gap"}  # of a task: what its methods were tuned by
+TUNED_BY: Mapping[str, str] = {"digits": "client_loss", "quadratic": "gap"}  # the objective of each task
+ALSO: Mapping[str, tuple[str, ...]] = {"digits": ("slow_accuracy", "accuracy")}  # shown on the page besides
+NOT_FOR_CITING = "quick: too short to mean anything, not for citing"
 RECORDED = "leaderboard.json"  # the board this release was measured by, within the package
 
 
@@ -32,7 +30,7 @@ class Standing:
     row: Mapping[str, Any]
     mean: float  # the geometric mean of a metric that spans orders of magnitude
     half: float  # of the 95 % interval of the mean; of such a metric, the factor either way
-    first: bool  # the best mean, or not to be told apart from it: the paired 95 % interval holds zero
+    leads: bool  # shown to be better than another method and worse than none, and better than the starting model
 
 
 class Board:
@@ -68,24 +66,31 @@ class Board:
     def cell(self, task: str, scenario: str, method: str) -> Mapping[str, Any] | None:
         return self._cells.get((task, scenario, method))
 
-    def column(self, task: str, scenario: str, key: str, among: Sequence[str] | None = None) -> list[Standing]:
-        """Everybody in one scenario, or some, the best of them first; who diverged on a seed comes last."""
+    @property
+    def quick(self) -> bool:
+        """Whether it was made to see what a board looks like."""
+        return bool(self.content.get("quick", False))
+
+    def shown(self, task: str, key: str | None = None) -> str:
+        """The metric a task is shown by: what methods were tuned by (or `key`), on held-out data where recorded."""
+        key = key or TUNED_BY[task]
+        better = held_out(key)
+        rows = [row for row in self.content["rows"] if row["task"] == task]
+        return better if better is not None and rows and all(better in row["finals"] for row in rows) else key
+
+    def column(self, task: str, scenario: str, key: str) -> list[Standing]:
+        """Everybody in one scenario, the best mean first; who diverged on a seed comes last."""
         metric = by_key(key)
-        scored = {
-            method: (row, scores_of(row["finals"][key], metric))
-            for method in (self.methods if among is None else among)
+        rows = {
+            method: row
+            for method in self.methods
             if (row := self.cell(task, scenario, method)) is not None and key in row["finals"]
         }
-        order = sorted(scored, key=lambda method: statistics.fmean(scored[method][1]))
-        standings = []
-        for method in order:
-            row, scores = scored[method]
-            ahead = scored[order[0]][1]
-            apart = [own - best for own, best in zip(scores, ahead, strict=True)]
-            known = all(map(math.isfinite, apart))
-            first = known and statistics.fmean(apart) <= half_width(apart)
-            standings.append(Standing(method, row, *_summary(scores, metric), first))
-        return standings
+        scores = {method: metric.scores(row["finals"][key]) for method, row in rows.items()}
+        starts = {method: metric.scores(row.get("starts", {}).get(key, ())) for method, row in rows.items()}
+        first = leaders(scores, starts)
+        order = sorted(scores, key=lambda method: statistics.fmean(scores[method]))
+        return [Standing(m, rows[m], *_summary(scores[m], metric), m in first) for m in order]
 
     def ranks(self, task: str, key: str) -> dict[str, float]:
         """Every method's mean rank over the scenarios, the best first."""
@@ -97,8 +102,8 @@ class Board:
         return dict(sorted(means.items(), key=lambda entry: entry[1]))
 
     def markdown(self, task: str, key: str | None = None) -> str:
-        """One task as a table: a method per row, by mean rank; a scenario per column; first and its equals in bold."""
-        key = key or SHOWN[task]
+        """One task as a table: a method per row, by mean rank; a scenario per column; who leads it in bold."""
+        key = key or self.shown(task)
         metric, ranks = by_key(key), self.ranks(task, key)
         columns = {scenario: {s.method: s for s in self.column(task, scenario, key)} for scenario in self.scenarios}
         lines = [
@@ -109,6 +114,13 @@ class Board:
             cells = [written(columns[scenario].get(method), metric, bold="**") for scenario in self.scenarios]
             lines.append(f"| {method} | " + " | ".join(cells) + f" | {rank:.1f} |")
         return "\n".join(lines)
+
+    @property
+    def why_bold(self) -> str:
+        """What bold means in its tables."""
+        columns = [self.column(task, name, self.shown(task)) for task in self.tasks for name in self.scenarios]
+        shown = any(one.leads for column in columns for one in column)
+        return why_bold(len(self.methods), len(self.content["seeds"]), shown)
 
     @property
     def cost(self) -> str:
@@ -137,17 +149,7 @@ def written(standing: Standing | None, metric: Metric, bold: str = "") -> str:
     )
     idle = sum(steps == 0 for steps in standing.row.get("steps", ()))
     text += f" ({idle} without a step)" * bool(idle)
-    return f"{bold}{text}{bold}" if standing.first else text
-
-
-def scores_of(values: Sequence[float | None], metric: Metric) -> list[float]:
-    """Smaller is better; in logs where the metric spans orders of magnitude."""
-    known = [math.nan if value is None else float(value) for value in values]
-    if any(map(math.isnan, known)):
-        return [math.inf] * len(known)
-    if metric.log:
-        return [math.log(max(value, 1e-300)) for value in known]
-    return [-value if metric.higher_is_better else value for value in known]
+    return f"{bold}{text}{bold}" if standing.leads else text
 
 
 def _summary(scores: Sequence[float], metric: Metric) -> tuple[float, float]:
@@ -157,17 +159,3 @@ def _summary(scores: Sequence[float], metric: Metric) -> tuple[float, float]:
     if metric.log:
         return math.exp(mean), math.exp(half)
     return (0.0 - mean if metric.higher_is_better else mean), half
-
-
-def half_width(values: Sequence[float]) -> float:
-    """Half of the 95 % interval of the mean, by Student's t."""
-    if len(values) < 2:
-        return math.inf
-    return _quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-
-
-@cache
-def _quantile(degrees: int) -> float:
-    from scipy.stats import t
-
-    return float(t.ppf(0.975, degrees))

@@ -16,8 +16,10 @@ from acefl.report import comparison, metrics, page, style
 from acefl.report.drawing import Figure, Panel, heatmap, line, numbers
 from acefl.report.metrics import Metric
 from acefl.report.page import Cell, Table
+from acefl.statistics import leaders, same_seed, why_bold
 
 _SEED = "seed"
+_SETTING = ("task.", "scenario.", "stop.")  # other data, clients or budgets: a better score there is no better method
 
 
 def results(directory: Path) -> pd.DataFrame:
@@ -48,6 +50,7 @@ def render(directory: Path) -> str:
         subtitle=" × ".join(f"{_word(axis)} ({count})" for axis, count in several.items()) or "one cell",
         sentences=_sentences(table, varied, shown[0]),
         tables=[_table(table, varied, shown)],
+        why_bold=_why_bold(table, varied, shown),
         figures=[*_heat_maps(table, varied, shown[:2]), *_curves(table, varied, shown[:2])],
         made={
             "Held fixed": comparison.settings(note["fixed"]) or "nothing",
@@ -62,19 +65,50 @@ Row = dict[str, Any]  # the varied settings, and "mean" and "std" of a metric ov
 
 
 def grouped(table: pd.DataFrame, by: list[str], metric: Metric) -> list[Row]:
-    """Mean and standard deviation over seeds of one metric for every combination of the varied settings."""
-    if not by:
-        return [{"mean": float(table[metric.key].mean()), "std": float(table[metric.key].std())}]
-    rows = table.groupby(by, sort=False)[metric.key].agg(["mean", "std"]).reset_index().to_dict("records")
-    return [{str(name): value for name, value in row.items()} for row in rows]
+    """Mean and standard deviation over seeds of one metric for every combination of the varied settings.
+
+    A seed that diverged makes the mean NaN: the mean of the others would flatter the combination.
+    """
+    return [{**dict(zip(by, key, strict=True)), **_spread(part[metric.key])} for key, part in _parts(table, by)]
+
+
+def leading(table: pd.DataFrame, varied: list[str], metric: Metric) -> set[tuple[Any, ...]]:
+    """The combinations of varied settings that lead, each among those of the same task, scenario and budget."""
+    found: set[tuple[Any, ...]] = set()
+    for _, part in _parts(table, _around(varied)):
+        by_seed = {
+            key: dict(zip(own.get(_SEED, range(len(own))), own[metric.key], strict=True))
+            for key, own in _parts(part, varied)
+        }
+        names = {str(key): key for key in by_seed}
+        rows = same_seed(*by_seed.values())
+        scores = {name: metric.scores(row[place] for row in rows) for place, name in enumerate(names)}
+        found |= {names[name] for name in leaders(scores)}
+    return found
+
+
+def _parts(table: pd.DataFrame, by: list[str]) -> list[tuple[tuple[Any, ...], pd.DataFrame]]:
+    return [(key, part) for key, part in table.groupby(by, sort=False)] if by else [((), table)]
+
+
+def _around(varied: list[str]) -> list[str]:
+    return [axis for axis in varied if axis.startswith(_SETTING)]
+
+
+def _spread(values: pd.Series) -> dict[str, float]:
+    return {"mean": float(values.mean(skipna=False)), "std": float(values.std(skipna=False))}
 
 
 def _sentences(table: pd.DataFrame, varied: list[str], metric: Metric) -> list[str]:
+    """Best means are named where all cells share task, scenario and budget; else they do not compare."""
+    done = f"{len(table)} cells are done."
+    if _around(varied):
+        return [f"Compare within the same {_listed(_around(varied))}: across them scores mean different things.", done]
     rows = grouped(table, varied, metric)
     best = rows[_best(rows, metric)]
     where = ", ".join(f"{_word(axis)} {best[axis]}" for axis in varied)
     value = metric.write(best["mean"], best["std"])
-    return [f"Best {metric.heading}: {value}" + (f", at {where}." if where else "."), f"{len(table)} cells are done."]
+    return [f"Best mean {metric.heading}: {value}" + (f", at {where}." if where else "."), done]
 
 
 def _best(rows: list[Row], metric: Metric) -> int:
@@ -83,14 +117,27 @@ def _best(rows: list[Row], metric: Metric) -> int:
     return min(range(len(rows)), key=lambda i: (math.isnan(rows[i]["mean"]), sign * rows[i]["mean"]))
 
 
+def _why_bold(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> str:
+    seeds = int(table[_SEED].nunique()) if _SEED in table else 1
+    compared = max(len(_parts(part, varied)) for _, part in _parts(table, _around(varied)))
+    why = why_bold(compared, seeds, any(leading(table, varied, metric) for metric in shown), of="combination")
+    within = f" Compared within the same {_listed(_around(varied))}." if _around(varied) and compared > 1 else ""
+    return f"{why}{within}"
+
+
+def _listed(axes: list[str]) -> str:
+    return " and ".join(map(_word, axes))
+
+
 def _table(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> Table:
-    columns = [(metric, grouped(table, varied, metric)) for metric in shown]
+    columns = [(metric, grouped(table, varied, metric), leading(table, varied, metric)) for metric in shown]
     rows = []
     for place, first in enumerate(columns[0][1]):
-        cells = [Cell(str(first[axis])) for axis in varied]
-        for metric, of_metric in columns:
+        key = tuple(first[axis] for axis in varied)
+        cells = [Cell(str(value)) for value in key]
+        for metric, of_metric, bold in columns:
             value = metric.write(of_metric[place]["mean"], of_metric[place]["std"])
-            cells.append(Cell(value, _best(of_metric, metric) == place))
+            cells.append(Cell(value, key in bold))
         rows.append(cells)
     return Table([*map(_word, varied), *(metric.heading for metric in shown)], rows, named=len(varied))
 

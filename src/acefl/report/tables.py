@@ -1,11 +1,13 @@
 """The results as a table: the one place where means and standard deviations over seeds are computed.
 
-`summary_table` gives numbers, `readable` the same as text for a terminal or a page, `best` what to print in bold.
+`summary_table` gives numbers, `readable` the same as text for a terminal or a page, `bold` what to print in bold and
+`why_bold` the sentence under it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +16,9 @@ import pandas as pd
 
 from acefl.report import metrics, recorded
 from acefl.report.metrics import Metric
-from acefl.report.recorded import Comparison
+from acefl.report.recorded import Comparison, Method
+from acefl.statistics import Scores, leaders
+from acefl.statistics import why_bold as bold_explained
 
 COSTS = {"steps": "server steps", "uploads": "uploads", "time": "virtual time"}  # of a real federation: seconds
 
@@ -35,10 +39,11 @@ def over_seeds(values: list[float]) -> Spread:
 
 
 def summary_table(directory: Path) -> pd.DataFrame:
-    """One row per method, best first: `method`, each metric and cost with its `_std`, `lr`, and the counts `lrs_tried`,
-    `seeds` and `diverged`.
+    """One row per method, best mean first: `method`, each metric with its `_std` and whether the method `_leads` by it,
+    each cost with its `_std`, `lr`, and the counts `lrs_tried`, `seeds` and `diverged`.
 
-    Ordered by slow-fifth accuracy, or by the nearest thing the task measures.
+    Ordered by slow-fifth accuracy, or by the nearest thing the task measures. To lead is more than the best mean: see
+    `acefl.statistics`.
     """
     return table_of(recorded.load(directory))
 
@@ -46,12 +51,14 @@ def summary_table(directory: Path) -> pd.DataFrame:
 def table_of(comparison: Comparison) -> pd.DataFrame:
     """`summary_table` of what is already read."""
     shown = metrics.columns(comparison)
+    leading = {metric.key: leaders(*scores_of(comparison.methods, metric)) for metric in shown}
     rows = []
     for method in comparison.methods:
         row: dict[str, object] = {"method": method.label}
         for metric in shown:
             spread = over_seeds(method.finals(metric.key))
             row |= {metric.key: spread.mean, f"{metric.key}_std": spread.std}
+            row[f"{metric.key}_leads"] = method.label in leading[metric.key]
         for cost in COSTS:
             spread = over_seeds([run.total(cost) for run in method.runs])
             row |= {cost: spread.mean, f"{cost}_std": spread.std}
@@ -85,16 +92,28 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def best(table: pd.DataFrame) -> pd.DataFrame:
-    """Where `readable(table)` holds the best mean of its column. Costs are budgets, so none of them is best."""
+def scores_of(methods: Sequence[Method], metric: Metric) -> tuple[Scores, Scores]:
+    """The scores of every method at the end and at the start, on the seeds that all of them have."""
+    runs = [{run.seed: run for run in method.runs} for method in methods]
+    seeds = [seed for seed in runs[0] if all(seed in own for own in runs)]
+    labelled = list(zip([method.label for method in methods], runs, strict=True))
+    finals = {name: metric.scores(own[seed].final(metric.key) for seed in seeds) for name, own in labelled}
+    starts = {name: metric.scores(own[seed].start(metric.key) for seed in seeds) for name, own in labelled}
+    return finals, starts
+
+
+def bold(table: pd.DataFrame) -> pd.DataFrame:
+    """Where `readable(table)` holds a method that leads its column. Costs are budgets, so nobody leads by them."""
     text = readable(table)
     marks = pd.DataFrame(False, index=text.index, columns=text.columns)
     for metric in _metrics_in(table):
-        means = table[metric.key]
-        if len(table) > 1 and means.notna().any():
-            winner = means.max() if metric.higher_is_better else means.min()
-            marks[metric.heading] = [metric.write(mean) == metric.write(winner) for mean in means]
+        marks[metric.heading] = table[f"{metric.key}_leads"]
     return marks
+
+
+def why_bold(table: pd.DataFrame) -> str:
+    """The sentence under the table."""
+    return bold_explained(len(table), int(table["seeds"].min()), bool(bold(table).any(axis=None)))
 
 
 def _metrics_in(table: pd.DataFrame) -> list[Metric]:

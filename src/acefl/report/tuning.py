@@ -7,18 +7,19 @@ from typing import Any
 
 from acefl.report import style
 from acefl.report.drawing import Figure, Panel, Trace, line, marks
+from acefl.report.metrics import by_key
 from acefl.report.recorded import Comparison
 
 _WORST_SHOWN = 8.0  # times the best loss: room for the part of the curves where a choice is made
 
 
 def figure(comparison: Comparison) -> Figure | None:
-    """Client-average loss against lr, the chosen lr ringed; crosses along the top are trials that diverged."""
+    """What rates were chosen by against lr, the chosen lr ringed; crosses along the top are trials that diverged."""
     trials = {method.label: method.tuning for method in comparison.methods if method.tuning}
     finite = [loss for of_method in trials.values() for _, loss in of_method if math.isfinite(loss) and loss > 0]
     if not finite:
         return None
-    looks = style.looks(comparison.methods)
+    looks, metric = style.looks(comparison.methods), by_key(comparison.objective)
     bottom, top = math.log10(min(finite)), math.log10(min(max(finite), _WORST_SHOWN * min(finite)))
     margin = 0.1 * max(0.3, top - bottom)
     lines: list[Trace] = []
@@ -38,7 +39,7 @@ def figure(comparison: Comparison) -> Figure | None:
         points.append(_points(method.label, lost, cross, "lr %{x:.3g}: diverged<extra></extra>"))
     layout = style.layout(
         "learning rate (log scale)",
-        "client-average loss (log scale)",
+        f"{metric.axis} (log scale)",
         height=400,
         xaxis=style.log_ticks(*_ends([lr for of_method in trials.values() for lr, _ in of_method])),
         yaxis=style.log_ticks(10**bottom, 10**top) | {"range": [bottom - margin, top + margin]},
@@ -46,7 +47,8 @@ def figure(comparison: Comparison) -> Figure | None:
     efforts = sorted({len(of_method) for of_method in trials.values()})
     effort = f"{efforts[0]}" if len(efforts) == 1 else f"{efforts[0]} to {efforts[-1]}"
     caption = (
-        f"{effort} learning rates were tried for each method; the one with the lowest client-average loss is ringed "
+        f"{effort} learning rates were tried for each method, by the same search: five, one more beyond the best as "
+        f"long as it is at the edge, then one on either side of it. The one with the lowest {metric.heading} is ringed "
         "and was used for every seed. A ring at the end of a curve would mean that the range tried was too small."
     )
     if any(not math.isfinite(loss) for of_method in trials.values() for _, loss in of_method):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from acefl.reproduce.differences import Difference, leading, paired, same_seed, verdict
+from acefl.reproduce.differences import Difference, leading, paired, verdict
 from acefl.reproduce.page import Page, curves
 from acefl.reproduce.plan import Claim, Planned, Recipe, Request, contestants, entry
 from acefl.reproduce.records import Results
+from acefl.statistics import same_seed
 
 NAME = "cifar10-main"
 CLIENTS, STEPS, BATCH, TAU = 100, 500, 50, 50

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from acefl.report.standings import half_width
 from acefl.reproduce.records import Results
+from acefl.statistics import half_width, same_seed
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,6 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{self.mean:+.3f}" + (f" ± {self.half:.3f}" if math.isfinite(self.half) else "") + f" ({self.seeds})"
-
-
-def same_seed(*by_seed: Mapping[int, float]) -> list[tuple[float, ...]]:
-    """The values of each seed that all of them have, side by side."""
-    return [tuple(own[seed] for own in by_seed) for seed in by_seed[0] if all(seed in own for own in by_seed)]
 
 
 def paired(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from statistics import fmean
 
 from acefl.reproduce import cifar10_main as main
-from acefl.reproduce.differences import Difference, leading, paired, same_seed, verdict
+from acefl.reproduce.differences import Difference, leading, paired, verdict
 from acefl.reproduce.page import Page, lines
 from acefl.reproduce.plan import Claim, Contestant, Planned, Recipe, Request, contestants, entry
 from acefl.reproduce.records import Results
+from acefl.statistics import same_seed
 
 NAME = "dropout"
 ALPHA, BETA, TAU = 0.3, 5.0, 10

@@ -1,4 +1,4 @@
-"""Compare methods fairly: the same effort in tuning each one's learning rate, then the same seeds for all."""
+"""Compare methods fairly: each one's learning rate found by the same search, then the same seeds for all."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def compare(
 ) -> Path:
     """Run every method on every seed, each with its own tuned learning rate (or `lr`), and record it all in `out`.
 
-    The search gives every method the same effort, on a seed that is not reported. With `probe` the error terms of a
+    Every method's rate is found by the same search, on a seed that is not reported. With `probe` the error terms of a
     step are measured every so many arrivals (see `acefl.probes`). `optimizer` and `schedule` are those of every run, of
     the search too. Returns the directory, which holds `compare.json`, one run directory per method and seed, and
     `report.html`.
