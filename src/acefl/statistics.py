@@ -94,8 +94,8 @@ def why_bold(compared: int, seeds: int, shown: bool, of: str = "method") -> str:
         return f"Nothing is bold: {seeds} seeds do not tell these {of}s apart."
     return (
         f"Bold: shown to be better than another {of} and worse than none, and (where recorded) better than the "
-        f"starting model; the rest is worse or cannot be placed. By differences on the same seed, with equal {of}s told "
-        f"apart in at most {LEVEL:.0%} of columns."
+        f"starting model; the rest is worse or cannot be placed. By differences on the same seed, with equal {of}s "
+        f"told apart in at most {LEVEL:.0%} of columns."
     )
 
 
