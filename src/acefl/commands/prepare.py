@@ -52,14 +52,12 @@ def prepare(
 
 def _expectation(scenario: Scenario, clients: int, rules: Sequence[RuleSettings]) -> list[str]:
     """One sentence, or one per group of methods that step after different numbers of arrivals."""
+    from acefl.rehearsal import expectation
     from acefl.rules import label
 
     groups: dict[str, list[str]] = {}
     for rule in rules:
-        if getattr(rule, "synchronous", False):
-            foretold = "rounds without staleness: each takes as long as its slowest client"
-        else:
-            foretold = scenario.expectation(clients, getattr(rule, "buffer", 1))
+        foretold = expectation(rule, scenario, clients)
         groups.setdefault(foretold, []).append(label(rule))
     if len(groups) == 1:
         return list(groups)

@@ -25,6 +25,8 @@ class MaleniaSGD:
     batch: float = 1.0  # the paper's S / n
     home: str | os.PathLike[str] = "memory"
 
+    arrivals_per_step = None  # now more, now fewer
+
     def __post_init__(self) -> None:
         require_number("batch", self.batch, lambda batch: batch >= 1, "a finite number of at least 1")
         require(bool(str(self.home)), "home is empty; allowed: 'memory', 'device' or a path")
