@@ -48,11 +48,19 @@ def test_terms_are_those_of_the_definitions(rule: RuleSettings, oracle: Callable
         model = dense.models[step]
         gradient = partial(_gradient, dense)
         mean = sum(weight * gradient(*pair) for pair, weight in dense.by_pair(step).items())
+        whole = mean
         latest = list(enumerate(dense.latest(step, CLIENTS)))
         stale = sum(gradient(*pair) for pair in latest) / CLIENTS
         truth = TASK.gradients(model).mean(0)
         update = dense.updates[step].double()
+        if isinstance(rule, CA2FL):  # A = (1/m) sum over the buffer of (g_i - grad F_i): what was cached is fixed
+            fresh = dense.fresh(step)
+            mean = update - sum(w * (a.update.double() - gradient(a.client, a.trained_on)) for a, w in fresh)
         expected = {"noise": update - mean, "bias": mean - stale, "delay": stale - truth, "mse": update - truth}
+        if isinstance(rule, CA2FL):
+            expected |= {"noise_all": update - whole, "bias_all": whole - stale}
+        assert expected.keys() <= record.keys()
+        assert ("noise_all" in record) is isinstance(rule, CA2FL)
         for name, term in expected.items():
             assert record[name] == pytest.approx(float(term @ term), rel=1e-3, abs=1e-9), name
         for name in ("noise", "delay"):
@@ -99,8 +107,7 @@ def test_rounding_in_the_table_counts_as_noise() -> None:
         (ASGD(), 1.0),
         (FedBuff(buffer=5), 1 / 5),
         (ACE(), 1 / 10),
-        # m fresh updates weigh 1/m each, what they replace 1/n - 1/m, and the other n - m clients' caches 1/n
-        (CA2FL(buffer=1), 1 + (1 / 10 - 1) ** 2 + 9 / 10**2),
+        (CA2FL(buffer=1), 1.0),  # m fresh updates weigh 1/m each; what they replace and the other caches are fixed
     ],
     ids=["ASGD", "FedBuff", "ACE", "CA2FL"],
 )

@@ -30,11 +30,12 @@ class Contribution(NamedTuple):
 
 
 class Weighed(NamedTuple):
-    """A contribution and its weight in an update."""
+    """A contribution and its weight in an update; `fresh`: it came since the step before."""
 
     client: int
     trained_on: int
     weight: float
+    fresh: bool
 
 
 def shadow_rule(settings: RuleSettings, clients: int, like: Vector, samples: list[int]) -> Rule:
@@ -67,6 +68,8 @@ class Shadow:
         self._in_slot: dict[int, Contribution] = {}
         self._projections: dict[int, float] = {}
         self._latest: dict[int, int] = {}  # client -> slot: what a client that sends differences subtracted
+        self._since_step: set[int] = set()  # slots of what came since the last step
+        self._fresh: set[int] = set()  # the same when that step was made
 
     def absorb(self, arrival: Arrival) -> None:
         """Take in what the rule takes in."""
@@ -84,6 +87,7 @@ class Shadow:
             self._latest[arrival.client] = slot
         self._in_slot[slot] = Contribution(arrival.client, arrival.trained_on)
         self._projections[slot] = projection
+        self._since_step.add(slot)
         self._rule.absorb(
             Arrival(arrival.client, unit, arrival.trained_on, arrival.version, arrival.task),
         )
@@ -100,6 +104,7 @@ class Shadow:
 
     def step(self) -> None:
         """The model has stepped."""
+        self._fresh, self._since_step = self._since_step, set()
         self._rule.direction()
 
     def weights(self, update: Vector) -> list[Weighed]:
@@ -114,7 +119,7 @@ class Shadow:
                     "the weights of the contributions do not explain the update: the rule is not linear in what it is "
                     "given, or holds part of its state outside of state_dict()"
                 )
-        return [Weighed(*self._in_slot[slot], weight) for slot, weight in made_of.items()]
+        return [Weighed(*self._in_slot[slot], weight, slot in self._fresh) for slot, weight in made_of.items()]
 
     def sweep(self) -> None:
         """Free the slots that nothing in the rule's state refers to."""
@@ -139,6 +144,8 @@ class Shadow:
             "slots": [[slot, *contribution] for slot, contribution in self._in_slot.items()],
             "projections": [self._projections[slot] for slot in self._in_slot],
             "latest": [[client, slot] for client, slot in self._latest.items()],
+            "since_step": sorted(self._since_step),
+            "fresh": sorted(self._fresh),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -147,6 +154,7 @@ class Shadow:
         self._in_slot = {slot: Contribution(client, version) for slot, client, version in state["slots"]}
         self._projections = dict(zip(self._in_slot, state["projections"], strict=True))
         self._latest = {client: slot for client, slot in state["latest"]}
+        self._since_step, self._fresh = set(state["since_step"]), set(state["fresh"])
 
 
 def _vectors(state: Any, dim: int) -> Iterator[torch.Tensor]:

@@ -26,6 +26,8 @@ class CA2FL:
     table: str = "fp32"
     home: str | os.PathLike[str] = "memory"
 
+    cache_is_history = True  # the paper's error terms take the expectation over the buffer's samples alone
+
     def __post_init__(self) -> None:
         check_count("buffer", self.buffer)
         check_table(self.table, self.home)
