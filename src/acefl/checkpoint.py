@@ -32,7 +32,7 @@ from acefl.errors import InvalidInput, require
 from acefl.state import Parts, put_together
 from acefl.types import State
 
-FORMAT = "1"
+FORMAT = "2"
 MOST_FILES = 32  # earlier files that one checkpoint refers to
 LARGEST_HEADER = 100_000_000  # bytes: what the safetensors library is willing to read
 _FILE = re.compile(r"(\d{8,})-[0-9a-f]{32}\.safetensors")

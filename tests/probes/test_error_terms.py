@@ -200,7 +200,8 @@ def test_history_has_the_mean_since_the_evaluation_before_and_the_cost() -> None
     assert 0 < records["seconds"].sum() < history["probe_seconds"].iloc[-1]
 
 
-def test_sampled_terms_are_unbiased_and_their_intervals_cover_the_exact_ones() -> None:
+@pytest.mark.parametrize("rule", [FedBuff(buffer=4), CA2FL(buffer=4)])
+def test_sampled_terms_are_unbiased_and_their_intervals_cover_the_exact_ones(rule: RuleSettings) -> None:
     """Two probes watch the same steps, one with full gradients, one with eight minibatches per client.
 
     Noise, bias and MSE of 40 steps give 120 intervals, nominally 95 %; the jackknife is approximate with eight
@@ -209,7 +210,7 @@ def test_sampled_terms_are_unbiased_and_their_intervals_cover_the_exact_ones() -
     does not depend on the model, so it cancels within a replicate.
     """
     exact, sampled = ErrorTerms(every=10, gradients="full"), ErrorTerms(every=10, gradients="sampled")
-    run(FedBuff(buffer=4), exact, sampled, arrivals=400)
+    run(rule, exact, sampled, arrivals=400)
     full, estimates = pd.DataFrame(exact.records), pd.DataFrame(sampled.records)
     assert len(full) == len(estimates) == 40
     covered = 0

@@ -121,12 +121,14 @@ class IncrementalACE(_AllClients):
 
     def absorb(self, arrival: Arrival) -> bool:
         self._see(arrival.client)
+        self.table.settle(self._total, self._seen, self._weights)
         self.table.exchange(arrival.client, arrival.update, self._total, self._weights[arrival.client])
         return not self.warming
 
     def advance(self, arrival: Arrival, model: Vector, lr: float) -> bool:
         """`absorb` and the plain step `model -= lr * direction` in one pass over memory; False if no step was due."""
         self._see(arrival.client)
+        self.table.settle(self._total, self._seen, self._weights)
         weight = self._weights[arrival.client]
         if self.warming:
             self.table.exchange(arrival.client, arrival.update, self._total, weight)

@@ -85,6 +85,7 @@ class ActiveSetRule:
         client, now = arrival.client, arrival.version
         self._restart_dispatched(now)
         self._expire(now)
+        self.table.settle(self._total, self._active, self._weights)
         self._gone.discard(client)
         self._seen.add(client)
         fresh = now - arrival.trained_on <= self.tau

@@ -61,6 +61,7 @@ class MeanOfModelsRule:
             self._position.add_(self._direction)
             self._count, self._taken = 0, False
         self._gone.discard(arrival.client)
+        self.table.settle(self._total, range(self.table.clients))
         self.table.exchange(arrival.client, self._position + arrival.update, self._total, 1.0)
         self._count += 1
         return self._count >= self._buffer

@@ -54,6 +54,7 @@ class CalibratedBufferRule:
             self._start_round()
         self._leaving.discard(arrival.client)
         self._gone.discard(arrival.client)
+        self.table.settle(self._total, range(self.table.clients))
         self.table.exchange(arrival.client, arrival.update, self._total, 1.0)
         self._in_buffer.add(arrival.client)
         self._count += 1
