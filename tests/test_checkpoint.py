@@ -429,9 +429,9 @@ class TestDamage:
         checkpoints.save({"value": 1})
         checkpoints.save({"value": 2})
         newest = max(tmp_path.iterdir())
-        content = newest.read_bytes().replace(b'"format":"1"', b'"format":"9"')
+        content = newest.read_bytes().replace(b'"format":"2"', b'"format":"9"')
         renamed(newest, content)
-        with pytest.raises(InvalidInput, match="has format 9; this acefl reads 1"):
+        with pytest.raises(InvalidInput, match="has format 9; this acefl reads 2"):
             Checkpoints(tmp_path).load()
 
     def test_loading_never_executes_code(self, tmp_path: Path) -> None:

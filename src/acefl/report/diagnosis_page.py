@@ -67,6 +67,12 @@ def _notes(found: Diagnosis) -> str:
             "shares of influence; <b>Gini</b> and <b>correlation with speed</b> (of ranks) are those of influence, 0 "
             "when all have the same."
         )
+        if any("noise_all" in run.metrics for method in found.methods.methods for run in method.runs):
+            notes.append(
+                "CA2FL's noise is that of its buffer alone, as in the paper, which takes the cached updates as fixed: "
+                "what noise they hold counts as bias. <code>noise_all</code> and <code>bias_all</code> of the recorded "
+                "runs take the expectation over the cached ones too."
+            )
     if found.amplification is not None:
         notes.append(
             "<b>delay × het.</b>: how many times larger the delay error is on the most heterogeneous data "
