@@ -56,9 +56,10 @@ class CollectingRule:
         return self._is_enough()
 
     def _is_enough(self) -> bool:
-        counts = self._means.counts
-        waiting = len(counts) + len(self._gone - counts.keys()) < self._clients
-        return not waiting and len(counts) / sum(1.0 / count for count in counts.values()) >= self._batch * _NEARLY
+        """Of those who are there: the few gradients of one who left, which nobody can add to, do not hold up the step."""
+        counts = [count for client, count in self._means.counts.items() if client not in self._gone]
+        waiting = len(counts) + len(self._gone) < self._clients
+        return not waiting and len(counts) / sum(1.0 / count for count in counts) >= self._batch * _NEARLY
 
     def direction(self) -> Vector:
         self._taken = True
