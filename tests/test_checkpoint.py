@@ -431,7 +431,7 @@ class TestDamage:
         newest = max(tmp_path.iterdir())
         content = newest.read_bytes().replace(b'"format":"2"', b'"format":"9"')
         renamed(newest, content)
-        with pytest.raises(InvalidInput, match="has format 9; this acefl reads 1"):
+        with pytest.raises(InvalidInput, match="has format 9; this acefl reads 2"):
             Checkpoints(tmp_path).load()
 
     def test_loading_never_executes_code(self, tmp_path: Path) -> None:

@@ -12,11 +12,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acefl import ACE, ACED, ASGD, CA2FL, Arrival, DelayAdaptiveASGD, FedBuff, InvalidInput, Lost, Server
+from acefl import (
+    ACE,
+    ACED,
+    ASGD,
+    CA2FL,
+    Arrival,
+    DelayAdaptiveASGD,
+    FedBuff,
+    InvalidInput,
+    Left,
+    Lost,
+    MaleniaSGD,
+    Server,
+)
 from acefl.core.rule import Audience, Method
 from acefl.rules import label
 from acefl.rules.ace import IncrementalACE
 from acefl.table import Table
+from acefl.testing import _equal
 from acefl.types import State
 
 CLIENTS, DIM, LR = 4, 6, 0.3
@@ -210,6 +224,16 @@ def test_the_first_round_does_not_wait_for_a_client_that_was_lost(method: Method
     assert feeder.server.audience is Audience.EVERYBODY
     assert feeder.come(0)
     assert feeder.come(3), "who was lost counts once it reports"
+
+
+@pytest.mark.parametrize("method", [ACE(), ASGD(), MaleniaSGD()], ids=label)
+@pytest.mark.parametrize("event", [Lost(99, 1), Lost(-1, 1), Left(99)], ids=repr)
+def test_what_is_said_of_a_client_nobody_knows_is_ignored(method: Method, event: Lost | Left) -> None:
+    feeder = Feeder(server_of(method))
+    feeder.come(0)
+    before = feeder.server.state_dict()
+    assert not feeder.server.handle([event])
+    assert _equal(feeder.server.state_dict(), before)
 
 
 def test_a_client_lost_after_its_first_update_still_counts() -> None:

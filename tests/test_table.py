@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acefl import kernels
+from acefl import ACE, ACED, AREA, CA2FL, Arrival, kernels
+from acefl.core.rule import Method
 from acefl.errors import InvalidInput
 from acefl.kernels.layout import ENCODINGS
+from acefl.rules import label
 from acefl.state import lending
 from acefl.table import Accumulator, Table
 
@@ -367,3 +371,68 @@ assert not {"numba", "triton", "pandas"} & set(sys.modules), sorted(sys.modules)
 def test_one_client_at_least_none() -> None:
     with pytest.raises(InvalidInput, match="clients is -1; allowed: 0 or more"):
         Table(-1, torch.zeros(3))
+
+
+class TestSpikes:
+    """One huge update must not leave the sum coarse for the rest of the run."""
+
+    CLIENTS = 5
+
+    @pytest.fixture(autouse=True)
+    def long_sums(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(kernels, "LONG", 1)
+
+    def rule(self, method: Method) -> Any:
+        return method.build(self.CLIENTS, torch.zeros(DIM), [1] * self.CLIENTS)
+
+    def arrivals(self, count: int, spike: int | None = None, falling: float = 1.0) -> Iterator[Arrival]:
+        for task in range(count):
+            size = 1e6 if task == spike else falling**task
+            yield Arrival(task % self.CLIENTS, size * update(task), task, task, task)
+
+    @pytest.mark.parametrize("spike", [2, 40])
+    @pytest.mark.parametrize("method", [ACE(), ACED(tau=50), CA2FL(buffer=1)], ids=label)
+    def test_a_spike_is_forgotten_once_it_has_left_the_table(self, method: Method, spike: int) -> None:
+        """A look comes after 64 changes. The spike's unit is 2**-7; without looks the sum stays off by about that."""
+        rule, off = self.rule(method), []
+        for arrival in self.arrivals(200, spike):
+            if rule.absorb(arrival):
+                rule.direction()
+            off.append(float((rule._total.value.double() - rule.table.total()).abs().max()))
+        assert max(off[spike : spike + 10]) > 1e-3, "no spike, no law"
+        assert max(off[150:]) < 1e-5
+
+    @pytest.mark.parametrize("method", [ACE(), ACED(tau=50), CA2FL(buffer=3), AREA()], ids=label)
+    def test_without_a_spike_no_bit_changes(self, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nor when updates become a thousand times smaller on the way, or cancel."""
+        for falling in (1.0, 0.98):
+            found = []
+            for settles in (True, False):
+                with monkeypatch.context() as patch:
+                    if not settles:
+                        patch.setattr(Table, "settle", lambda *given: None)
+                    rule = self.rule(method)
+                    steps = [rule.absorb(arrival) and rule.direction() for arrival in self.arrivals(340, None, falling)]
+                    found.append((rule._total.value.clone(), steps[-1]))
+            assert torch.equal(found[0][0], found[1][0])
+
+    def test_rows_that_cancel_are_left_as_they_are_and_looked_at_less_and_less(self) -> None:
+        table, total = Table(2, torch.zeros(DIM)), Accumulator(torch.zeros(DIM))
+        one, looks = update(1), []
+        for visit in range(2_000):
+            if total.wants_a_look:
+                looks.append(visit)
+            table.settle(total, range(2))
+            table.exchange(visit % 2, one if visit % 2 else -one, total, 1.0)
+        assert torch.equal(total.value, torch.zeros(DIM))
+        assert len(looks) <= 6
+
+    def test_a_saved_sum_goes_on_to_the_same_look(self) -> None:
+        whole, rule = self.rule(ACE()), self.rule(ACE())
+        for number, arrival in enumerate(self.arrivals(200, 40)):
+            whole.absorb(arrival)
+            rule.absorb(arrival)
+            if number % 13 == 0:
+                rule, old = self.rule(ACE()), rule
+                rule.load_state_dict(old.state_dict())
+            assert torch.equal(rule.direction(), whole.direction())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -13,12 +14,19 @@ from acefl.kernels.layout import GROUP, LOWEST, NO_DRAWS, Key, Layout, Sum, nati
 from acefl.state import lend
 from acefl.types import State, Vector
 
+_COARSE = 12  # bits that a unit may be coarser than the numbers in the sum need
+_LOOK_EVERY = 64  # changes of a sum: a look costs about as much as one of them
+
 
 class Accumulator:
     """A running sum of terms that come and go, kept more precisely than the float32 `value` it is read as.
 
     Short sums are float64: the fewest operations. Long ones are integers with one exponent per group of numbers: no
     more bytes than float32, and a term that is added and later taken away leaves exactly nothing behind.
+
+    An exponent rises with the largest term, so after a spike the sum counts in coarse units, 2**-27 of that spike.
+    `Table.settle` brings them down again once the rows have become small: a unit is then at most 2**-17 of the group's
+    largest sum or 2**-15 of its largest row, whichever is more. Where units need not fall by 2**12 it changes no bit.
     """
 
     def __init__(self, like: Vector) -> None:
@@ -32,6 +40,9 @@ class Accumulator:
             self.sum = Sum(native(self._total), exponents=native(self._exponents))
         else:
             self.sum = Sum(native(self._total), value=native(self._value))
+        self._changes = 0
+        self._look_at = _LOOK_EVERY if long else math.inf  # changes after which to see whether the sum is coarse
+        self._pause = _LOOK_EVERY  # until the look after that; doubles while looking does not help
 
     @property
     def value(self) -> Vector:
@@ -49,19 +60,55 @@ class Accumulator:
         self._changed_by_hand()
 
     def state_dict(self) -> State:
-        return {"total": self._total.clone(), "exponents": self._exponents.clone()}
+        state: State = {"total": self._total.clone(), "exponents": self._exponents.clone()}
+        if self._look_at != math.inf:
+            state["looks"] = [self._changes, self._look_at, self._pause]
+        return state
 
     def load_state_dict(self, state: State) -> None:
         saved, size = state["total"], self._total.numel()
         require(saved.numel() == size, f"the saved sum has {saved.numel()} numbers, this one {size}")
         self._total.copy_(saved)
         self._exponents.copy_(state["exponents"])
+        if self._look_at != math.inf:
+            self._changes, self._look_at, self._pause = state["looks"]
         self._changed_by_hand()
 
     def changing(self) -> Sum:
         """The sum, for a kernel that is about to change it."""
+        self._changes += 1
         self._stale = self.sum.value is None
         return self.sum
+
+    @property
+    def wants_a_look(self) -> bool:
+        """Whether so many terms came and went since the last look that the sum may have become coarse."""
+        return self._changes >= self._look_at
+
+    def renew(self, terms: int, add_all: Callable[[], None]) -> None:
+        """If some group counts in units far coarser than its sum, form the sum of its `terms` terms anew by `add_all`.
+
+        Groups whose unit would not fall by 2**12 keep their numbers: rows that large are still in the sum, and cancel.
+        """
+        if bool((self._largest() < 1 << (29 - _COARSE)).logical_and(self._exponents > LOWEST).any()):
+            total, exponents = self._total.clone(), self._exponents.clone()
+            self.zero_()
+            add_all()
+            kept = exponents - self._exponents < _COARSE
+            self._exponents[kept] = exponents[kept]
+            numbers = kept.repeat_interleave(GROUP)[: self._total.numel()]
+            self._total[numbers] = total[numbers]
+            self._changed_by_hand()
+            self._pause = 0 if not bool(kept.all()) else 2 * self._pause
+        else:
+            self._pause = 0
+        self._pause = max(self._pause, terms, _LOOK_EVERY)
+        self._look_at = self._changes + self._pause
+
+    def _largest(self) -> torch.Tensor:
+        """The largest count of every group."""
+        missing = -self._total.numel() % GROUP
+        return torch.nn.functional.pad(self._total, (0, missing)).view(-1, GROUP).abs().amax(1)
 
     def _changed_by_hand(self) -> None:
         self._stale = self.sum.value is None
@@ -130,6 +177,17 @@ class Table:
         self._check(client)
         if client in self:
             self._kernels.add(self._home.open(client), _sum(into), scale)
+
+    def settle(self, into: Accumulator, clients: Iterable[int], weights: Sequence[float] | None = None) -> None:
+        """Let a sum over these clients' rows forget a spike that is no longer among them; costs nothing most times."""
+        if into.wants_a_look:
+            present = sorted(self._home.present.intersection(clients))
+
+            def add_all() -> None:
+                for client in present:
+                    self.add_row(client, into, 1.0 if weights is None else weights[client])
+
+            into.renew(len(present), add_all)
 
     def row(self, client: int) -> Vector:
         """A decoded copy of a row; zeros for a client without one."""

@@ -32,6 +32,7 @@ import torch
 
 from acefl import keyed
 from acefl.core.rule import Audience, Method, Rule, Upload
+from acefl.core.settings import settings_of
 from acefl.errors import require
 from acefl.rules import label
 from acefl.rules.ace import ClientMemory
@@ -387,7 +388,8 @@ def _rounding(log: list[Turn], settings: Method | None = None) -> float:
     both of the runs that are compared.
     """
     largest = max(float(arrival.update.abs().max()) for turn in log for arrival in turn)
-    return largest * max(1e-5, 6 * STORED.get(str(getattr(settings, "table", "")), 0.0))
+    table = settings_of(settings).get("table", "") if settings is not None else ""
+    return largest * max(1e-5, 6 * STORED.get(table, 0.0))
 
 
 def _close(found: list[Vector], expected: list[Vector], allowed: float, broken: str) -> None:

@@ -89,6 +89,11 @@ class Dense:
                 pairs[pair] = pairs.get(pair, 0.0) + float(weight)
         return pairs
 
+    def fresh(self, step: int) -> list[tuple[Arrival, float]]:
+        """What came since the step before, with its weight in this one."""
+        since = range(self.arrivals[step - 1] if step else 0, self.arrivals[step])
+        return [(self.came[k], float(self.weights[step][k])) for k in since]
+
     def latest(self, step: int, clients: int) -> list[int]:
         """The version of every client's latest contribution when the step was made."""
         latest = [0] * clients

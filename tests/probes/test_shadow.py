@@ -151,4 +151,4 @@ def test_a_shadow_goes_on_from_its_state() -> None:
     for shadow in (whole, again):
         shadow.absorb(Arrival(2, update, 7, 9, ARRIVALS + 1))
         shadow.step()
-    assert whole.weights(update) == again.weights(update) == [Weighed(2, 7, 1.0)]
+    assert whole.weights(update) == again.weights(update) == [Weighed(2, 7, 1.0, True)]

@@ -310,7 +310,7 @@ class MaleniaOracle(_Awaited):
         self.gradients.setdefault(client, []).append(update)
         if not self.members <= self.gradients.keys():
             return False
-        inverse = [1 / len(of_client) for of_client in self.gradients.values()]
+        inverse = [1 / len(self.gradients[i]) for i in self.members]  # who has left cannot send more
         return bool(1 / np.mean(inverse) >= self.batch - 1e-12)
 
     def step(self, t: int) -> Numbers:

@@ -51,6 +51,12 @@ def test_clients_that_come_and_go() -> None:
     assert against_oracle(History(3, 5, turns * 2, dim=300), MaleniaSGD()) == 4
 
 
+def test_the_few_gradients_of_one_who_left_do_not_hold_up_the_step() -> None:
+    """With one gradient of client 1 for good, the harmonic mean of both would stay below 2."""
+    turns: list[Event] = [[Come(1, 0)], Leave(1), *([[Come(0, 0)]] * 3)]
+    assert against_oracle(History(2, 0, turns), MaleniaSGD(batch=3)) == 1
+
+
 def test_there_is_no_staleness_in_a_step_and_a_run_goes_on_when_half_the_clients_leave() -> None:
     task = tasks.quadratic(clients=6, dim=3, seed=0)
     scenario = Scenario(spread=10.0, dropout=0.5, dropout_at=0.3)

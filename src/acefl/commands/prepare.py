@@ -52,14 +52,12 @@ def prepare(
 
 def _expectation(scenario: Scenario, clients: int, rules: Sequence[Method]) -> list[str]:
     """One sentence, or one per group of methods that step after different numbers of arrivals."""
+    from acefl.rehearsal import expectation
     from acefl.rules import label
 
     groups: dict[str, list[str]] = {}
     for rule in rules:
-        if rule.rounds:
-            foretold = "rounds without staleness: each takes as long as its slowest client"
-        else:
-            foretold = scenario.expectation(clients, rule.arrivals_per_step or 1)
+        foretold = expectation(rule, scenario, clients)
         groups.setdefault(foretold, []).append(label(rule))
     if len(groups) == 1:
         return list(groups)

@@ -125,6 +125,11 @@ class Method(ABC):
         return 1
 
     @property
+    def cache_is_history(self) -> bool:
+        """Whether the method's paper takes cached updates as fixed where it speaks of noise and bias."""
+        return False
+
+    @property
     def order_matters(self) -> bool:
         """Whether a step depends on the order of what came in one turn."""
         return False

@@ -7,9 +7,13 @@ u - grad F(w) = A + B + C, with w the model the step was made from and
     C = grad F(w_stale) - grad F(w)   delay
 
 ubar is u with every contribution's stochastic gradient replaced by the full local gradient at the very model it was
-computed on; grad F(w_stale) is the mean over all clients of their full gradients, each at the model of its latest
-accepted contribution (a client that has not contributed yet: at the model everybody was sent first); F is the mean of
-the clients' losses, every client counting the same.
+computed on. Of CA²FL only the contributions of the last buffer: the paper takes its cached terms as fixed, so the noise
+that is left in them counts as bias. With every contribution replaced, cached ones too, its terms are recorded as
+`noise_all` and `bias_all`: comparable with ACE's, whose cached gradients the paper does replace.
+
+grad F(w_stale) is the mean over all clients of their full gradients, each at the model of its latest accepted
+contribution (a client that has not contributed yet: at the model everybody was sent first); F is the mean of the
+clients' losses, every client counting the same.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -52,10 +56,11 @@ class ErrorTerms(Observer):
     """Measures A, B and C at the first step after every `every` accepted arrivals, from the run's own contributions.
 
     `records` has one row per measured step: the squared norms `noise`, `bias` and `delay`, that of their sum `mse`,
-    those of the update and of the true gradient, cosines with the true gradient, `squared_weights` (their sum: what
-    averaging leaves of the noise), `heterogeneity` (mean squared distance of clients' gradients from their mean),
-    `drift` (mean squared distance of w from the stale models), and the `seconds` it took. `run.history` gets the means
-    since the evaluation before, and `probe_seconds`, the probe's whole cost so far.
+    those of the update and of the true gradient, cosines with the true gradient, `squared_weights` (the sum over the
+    contributions that are replaced in ubar: what averaging leaves of the noise), `heterogeneity` (mean squared distance
+    of clients' gradients from their mean), `drift` (mean squared distance of w from the stale models), and the
+    `seconds` it took. `run.history` gets the means since the evaluation before, and `probe_seconds`, the probe's whole
+    cost so far.
 
     gradients: `full` takes every client's whole data, which the task must offer. `sampled` draws `replicates`
     minibatches per client instead: estimates without bias, with 95 % intervals in `noise_low`, `noise_high` and so on.
@@ -88,6 +93,7 @@ class ErrorTerms(Observer):
         model = run.server.model
         self._full = _full_gradients(task, model, self._gradients_wanted)
         self._shadow = Shadow(run.settings, task.clients, task.samples, model, self._slots)
+        self._cache_is_history = run.settings.cache_is_history
         self._models = {0: model.clone()}
         self._most_models = _SPARE_MODELS
         self._stale = [0] * task.clients
@@ -169,27 +175,43 @@ class ErrorTerms(Observer):
         update = server.direction
         model = self._models[server.version - 1]
         made_of = self._shadow.weights(update)
+        means = {"": _Mean(torch.zeros_like(update, dtype=torch.float64), made_of)}
+        if self._cache_is_history:
+            means = {"": self._given_the_cache(server, update, made_of), "_all": means[""]}
         moved = torch.stack([self._models[version] for version in self._stale]).sub_(model)
         row = {
-            "squared_weights": math.fsum(part.weight**2 for part in made_of),
+            "squared_weights": math.fsum(part.weight**2 for part in means[""].parts),
             "squared_update": float(update.double().square().sum()),
             "drift": float(moved.square_().sum(dtype=torch.float64)) / len(moved),
         }
         if self._full:
-            return row | self._exact(update.double(), model, made_of)
-        return row | self._sampled(update.double(), server.version - 1, made_of, self.replicates)
+            return row | self._exact(update.double(), model, means)
+        return row | self._sampled(update.double(), server.version - 1, means, self.replicates)
 
-    def _exact(self, update: Vector, model: Vector, made_of: list[Weighed]) -> dict[str, float]:
-        pairs = [(part.client, part.trained_on) for part in made_of]
-        self._compute([*pairs, *enumerate(self._stale)])
-        mean = torch.zeros_like(update)
-        if pairs:  # an update may be empty: nobody in ACED's active set
-            weights = torch.tensor([part.weight for part in made_of], dtype=torch.float64, device=update.device)
-            mean = weights @ torch.stack([self._gradients[pair] for pair in pairs]).double()
+    @staticmethod
+    def _given_the_cache(server: Server, update: Vector, made_of: list[Weighed]) -> _Mean:
+        """The cache before the buffer is fixed, and so is the update less what the buffer's own rows make of it."""
+        fresh = [part for part in made_of if part.fresh]
+        fixed = update.double().clone()
+        for part in fresh:
+            fixed.sub_(server.rule.table.row(part.client).double(), alpha=part.weight)  # type: ignore[attr-defined]
+        return _Mean(fixed, fresh)
+
+    def _exact(self, update: Vector, model: Vector, means: dict[str, _Mean]) -> dict[str, float]:
+        parts = [part for mean in means.values() for part in mean.parts]
+        self._compute([*((part.client, part.trained_on) for part in parts), *enumerate(self._stale)])
+        expected = {which: mean.fixed.clone() for which, mean in means.items()}
+        for which, mean in means.items():
+            if mean.parts:  # an update may be empty: nobody in ACED's active set
+                weights = torch.tensor([part.weight for part in mean.parts], dtype=torch.float64, device=update.device)
+                pairs = [(part.client, part.trained_on) for part in mean.parts]
+                expected[which] += weights @ torch.stack([self._gradients[pair] for pair in pairs]).double()
         own = torch.stack([self._gradients[pair] for pair in enumerate(self._stale)]).double()
         stale = own.mean(0)
         truth: Vector = self._task.mean_gradient(model).double()  # type: ignore[attr-defined]
-        terms = {"noise": update - mean, "bias": mean - stale, "delay": stale - truth, "mse": update - truth}
+        terms = {"delay": stale - truth, "mse": update - truth}
+        for which, mean_update in expected.items():
+            terms |= {f"noise{which}": update - mean_update, f"bias{which}": mean_update - stale}
         row = {name: float(term.square().sum()) for name, term in terms.items()}
         row |= {f"cos_{name}": _cosine(terms[name], truth) for name in ("noise", "bias", "delay")}
         row |= {"cos_update": _cosine(update, truth), "squared_gradient": float(truth.square().sum())}
@@ -208,21 +230,22 @@ class ErrorTerms(Observer):
             known |= zip(new, rows.unbind(0), strict=True)
         self._gradients = known
 
-    def _sampled(self, update: Vector, now: int, made_of: list[Weighed], replicates: int) -> dict[str, float]:
+    def _sampled(self, update: Vector, now: int, means: dict[str, _Mean], replicates: int) -> dict[str, float]:
         """Unbiased estimates from independent replicates of ubar, grad F(w_stale) and grad F(w).
 
         Within one replicate a client uses one minibatch at all its models, so that differences are between models, not
         between minibatches.
         """
-        clients = len(self._stale)
-        weights: dict[tuple[int, int], list[float]] = {}  # of ubar, grad F(w_stale), grad F(w)
-        for part in made_of:
-            weights.setdefault((part.client, part.trained_on), [0.0, 0.0, 0.0])[0] += part.weight
+        clients, count = len(self._stale), 2 + len(means)
+        weights: dict[tuple[int, int], list[float]] = {}  # of grad F(w_stale), grad F(w), and each ubar
+        for k, mean in enumerate(means.values(), start=2):
+            for part in mean.parts:
+                weights.setdefault((part.client, part.trained_on), [0.0] * count)[k] += part.weight
         for client, version in enumerate(self._stale):
-            weights.setdefault((client, version), [0.0, 0.0, 0.0])[1] += 1.0 / clients
-            weights.setdefault((client, now), [0.0, 0.0, 0.0])[2] += 1.0 / clients
+            weights.setdefault((client, version), [0.0] * count)[0] += 1.0 / clients
+            weights.setdefault((client, now), [0.0] * count)[1] += 1.0 / clients
         pairs = list(weights)
-        sums = torch.zeros(3, replicates, update.numel(), dtype=torch.float64, device=update.device)
+        sums = torch.zeros(count, replicates, update.numel(), dtype=torch.float64, device=update.device)
         squares = 0.0
         for replicate in range(replicates):
             stream = (_PROBE_STREAM, self._arrivals, replicate)
@@ -231,13 +254,16 @@ class ErrorTerms(Observer):
                 models = torch.stack([self._models[version] for _, version in some])
                 keys = [keyed.key(*stream, client) for client, _ in some]
                 rows = self._task.updates(models, [client for client, _ in some], keys).double()
-                for k in range(3):
+                for k in range(count):
                     share = torch.tensor([weights[pair][k] for pair in some], dtype=torch.float64, device=rows.device)
                     sums[k, replicate].add_(share @ rows)
-                mine = torch.tensor([weights[pair][1] for pair in some], dtype=torch.float64, device=rows.device)
+                mine = torch.tensor([weights[pair][0] for pair in some], dtype=torch.float64, device=rows.device)
                 squares += float(mine @ rows.square().sum(1)) / replicates
-        mean, stale, truth = sums
-        terms = {"noise": update - mean, "bias": mean - stale, "delay": stale - truth, "mse": update - truth}
+        stale, truth, *moving = sums
+        terms = {"delay": stale - truth, "mse": update - truth}
+        for (which, mean), part_of_it in zip(means.items(), moving, strict=True):
+            expected = part_of_it + mean.fixed
+            terms |= {f"noise{which}": update - expected, f"bias{which}": expected - stale}
         row: dict[str, float] = {}
         for name, term in terms.items():
             row[name], half = squared_norm(term)
@@ -255,6 +281,13 @@ def task_of(run: RunInProgress, wanted: str) -> Task:
     require(run.task is not None, f"{wanted} takes all clients' data, which are not here; allowed: runs with a task")
     assert run.task is not None
     return run.task
+
+
+class _Mean(NamedTuple):
+    """ubar, as what is fixed and the contributions whose gradients take their full values."""
+
+    fixed: Vector
+    parts: list[Weighed]
 
 
 def _full_gradients(task: Task, model: Vector, wanted: str) -> bool:

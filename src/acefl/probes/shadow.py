@@ -16,6 +16,7 @@ import torch
 
 from acefl import keyed
 from acefl.core.rule import Method, Rule, Upload
+from acefl.core.settings import settings_of
 from acefl.errors import AceflError, InvalidInput
 from acefl.types import Arrival, State, Vector
 
@@ -31,11 +32,12 @@ class Contribution(NamedTuple):
 
 
 class Weighed(NamedTuple):
-    """A contribution and its weight in an update."""
+    """A contribution and its weight in an update; `fresh`: it came since the step before."""
 
     client: int
     trained_on: int
     weight: float
+    fresh: bool
 
 
 def shadow_rule(settings: Method, clients: int, like: Vector, samples: list[int] | None) -> Rule:
@@ -61,13 +63,15 @@ class Shadow:
         self._slots = slots or 2 * clients + 1024
         self._rule = shadow_rule(settings, clients, torch.zeros(self._slots + 1), samples)
         self._differences = settings.uploads is Upload.CHANGE
-        self._tolerance = _EXACT if getattr(settings, "table", "fp32") == "fp32" else _ROUNDED
+        self._tolerance = _EXACT if settings_of(settings).get("table", "fp32") == "fp32" else _ROUNDED
         signs = torch.randint(0, 2, (like.numel(),), generator=keyed.generator(0x5AD0), dtype=torch.int8)
         self._ray = (2.0 * signs - 1.0).to(device=like.device, dtype=like.dtype)
         self._free = list(range(self._slots))
         self._in_slot: dict[int, Contribution] = {}
         self._projections: dict[int, float] = {}
         self._latest: dict[int, int] = {}  # client -> slot: what a client that sends differences subtracted
+        self._since_step: set[int] = set()  # slots of what came since the last step
+        self._fresh: set[int] = set()  # the same when that step was made
 
     def absorb(self, arrival: Arrival) -> None:
         """Take in what the rule takes in."""
@@ -85,6 +89,7 @@ class Shadow:
             self._latest[arrival.client] = slot
         self._in_slot[slot] = Contribution(arrival.client, arrival.trained_on)
         self._projections[slot] = projection
+        self._since_step.add(slot)
         self._rule.absorb(
             Arrival(arrival.client, unit, arrival.trained_on, arrival.version, arrival.task),
         )
@@ -99,6 +104,7 @@ class Shadow:
 
     def step(self) -> None:
         """The model has stepped."""
+        self._fresh, self._since_step = self._since_step, set()
         self._direction = self._rule.direction()
         self._rule.clear()
 
@@ -114,7 +120,7 @@ class Shadow:
                     "the weights of the contributions do not explain the update: the rule is not linear in what it is "
                     "given, or holds part of its state outside of state_dict()"
                 )
-        return [Weighed(*self._in_slot[slot], weight) for slot, weight in made_of.items()]
+        return [Weighed(*self._in_slot[slot], weight, slot in self._fresh) for slot, weight in made_of.items()]
 
     def sweep(self) -> None:
         """Free the slots that nothing in the rule's state refers to."""
@@ -139,6 +145,8 @@ class Shadow:
             "slots": [[slot, *contribution] for slot, contribution in self._in_slot.items()],
             "projections": [self._projections[slot] for slot in self._in_slot],
             "latest": [[client, slot] for client, slot in self._latest.items()],
+            "since_step": sorted(self._since_step),
+            "fresh": sorted(self._fresh),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -147,6 +155,7 @@ class Shadow:
         self._in_slot = {slot: Contribution(client, version) for slot, client, version in state["slots"]}
         self._projections = dict(zip(self._in_slot, state["projections"], strict=True))
         self._latest = {client: slot for client, slot in state["latest"]}
+        self._since_step, self._fresh = set(state["since_step"]), set(state["fresh"])
 
 
 def _vectors(state: Any, dim: int) -> Iterator[torch.Tensor]:

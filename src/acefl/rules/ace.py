@@ -126,11 +126,13 @@ class IncrementalACE(AllClientsRule):
 
     def absorb(self, arrival: Arrival) -> bool:
         weight = self._see(arrival.client)
+        self.table.settle(self._total, self._seen, self._members.weights)
         self.table.exchange(arrival.client, arrival.update, self._total, weight)
         return not self._warming
 
     def advance(self, arrival: Arrival, model: Vector, lr: float) -> bool | None:
         weight = self._see(arrival.client)
+        self.table.settle(self._total, self._seen, self._members.weights)
         if self._warming:
             self.table.exchange(arrival.client, arrival.update, self._total, weight)
             return False

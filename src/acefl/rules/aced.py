@@ -91,6 +91,7 @@ class ACEDRule(Rule):
         client, now = arrival.client, arrival.version
         self._restart_dispatched(now)
         self._expire(now)
+        self.table.settle(self._total, self._active, self._members.weights)
         self._members.absent.discard(client)
         self._seen.add(client)
         fresh = now - arrival.trained_on <= self.tau

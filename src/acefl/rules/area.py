@@ -60,6 +60,7 @@ class AREARule(Rule):
 
     def absorb(self, arrival: Arrival) -> bool:
         self._gone.discard(arrival.client)
+        self.table.settle(self._total, range(self.table.clients))
         self.table.exchange(arrival.client, self._position + arrival.update, self._total, 1.0)
         self._count += 1
         return self._count >= self._buffer

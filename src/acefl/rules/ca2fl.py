@@ -27,6 +27,8 @@ class CA2FL(Buffered):
     table: str = "fp32"
     home: str | os.PathLike[str] = "memory"
 
+    cache_is_history = True  # the paper's error terms take the expectation over the buffer's samples alone
+
     def __post_init__(self) -> None:
         check_count("buffer", self.buffer)
         check_table(self.table, self.home)
@@ -52,6 +54,7 @@ class CA2FLRule(Rule):
     def absorb(self, arrival: Arrival) -> bool:
         self._leaving.discard(arrival.client)
         self._gone.discard(arrival.client)
+        self.table.settle(self._total, range(self.table.clients))
         self.table.exchange(arrival.client, arrival.update, self._total, 1.0)
         self._in_buffer.add(arrival.client)
         self._count += 1

@@ -26,14 +26,14 @@ class MaleniaSGD(Method):
     batch: float = 1.0  # the paper's S / n
     home: str | os.PathLike[str] = "memory"
 
+    arrivals_per_step = None  # now more, now fewer
+
     def __post_init__(self) -> None:
         require_number("batch", self.batch, lambda batch: batch >= 1, "a finite number of at least 1")
         require(bool(str(self.home)), "home is empty; allowed: 'memory', 'device' or a path")
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         return MaleniaRule(clients, ClientMeans(clients, like, self.home), self.batch)
-
-    arrivals_per_step = None
 
     @property
     def tasks_per_step(self) -> float:
@@ -56,10 +56,12 @@ class MaleniaRule(Rule):
         return self._is_enough()
 
     def _is_enough(self) -> bool:
-        counts = self._means.counts
-        if not self._members.all_in(counts.keys()):
+        """Of those who are there: the few gradients of one who left do not hold up the step."""
+        absent = self._members.absent
+        counts = [count for client, count in self._means.counts.items() if client not in absent]
+        if len(counts) + len(absent) < len(self._members):
             return False
-        return len(counts) / sum(1.0 / count for count in counts.values()) >= self._batch * _NEARLY
+        return len(counts) / sum(1.0 / count for count in counts) >= self._batch * _NEARLY
 
     def direction(self) -> Vector:
         return self._means.mean()

@@ -25,7 +25,7 @@ class RingleaderASGD(Method):
 
     home: str | os.PathLike[str] = "memory"  # of a path, a second file beside it holds the next round's rows
 
-    arrivals_per_step = None
+    arrivals_per_step = None  # now more, now fewer
 
     def __post_init__(self) -> None:
         require(bool(str(self.home)), "home is empty; allowed: 'memory', 'device' or a path")

@@ -23,6 +23,8 @@ class RingmasterASGD(Method):
 
     threshold: int | None = None  # the paper's R
 
+    arrivals_per_step = None  # now more, now fewer
+
     def __post_init__(self) -> None:
         if self.threshold is not None:
             check_count("threshold", self.threshold)
