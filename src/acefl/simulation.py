@@ -28,7 +28,7 @@ from acefl.rules import imported_from
 from acefl.schedules import Schedule, per_step
 from acefl.server import Server
 from acefl.stop import Stop
-from acefl.tasks.base import Evaluation, Task
+from acefl.tasks.base import Evaluation, Task, scores_by_speed
 from acefl.timing import Scenario, dropouts, fastest, slowest
 from acefl.types import Arrival, State, Step
 
@@ -374,21 +374,15 @@ class Watcher:
     def evaluate(self, step: Step, server: Server, spent: float) -> dict[str, float]:
         result = self._last = self._task.evaluate(server.model)
         row: dict[str, float] = {"step": step.version, "arrival": step.arrivals, "time": step.time, **result.metrics}
-        if result.client_accuracy is not None:
-            row["slow_accuracy"] = float(result.client_accuracy[self._slow].mean())
-            row["fast_accuracy"] = float(result.client_accuracy[self._fast].mean())
-            row["worst_accuracy"] = float(result.client_accuracy.min())
-        row["slow_loss"] = float(result.client_loss[self._slow].mean())
-        row["fast_loss"] = float(result.client_loss[self._fast].mean())
-        row["worst_loss"] = float(result.client_loss.max())
+        row |= scores_by_speed(result, self._slow, self._fast)
         self.metrics.append(row)
         self._done = math.floor(spent * self._evaluations + 1e-9) + 1
         return row
 
     def clients(self, server: Server) -> list[dict[str, float]]:
-        """One row per client, with its final loss and accuracy on its own data."""
+        """One row per client, with its final scores: on the data that it trains on, and held out where there are."""
         assert self._last is not None
-        accuracy = self._last.client_accuracy
+        scores = self._last.per_client()
         return [
             {
                 "client": client,
@@ -396,8 +390,7 @@ class Watcher:
                 "samples": self._task.samples[client],
                 "participation": server.participation[client],
                 "last_sent": server.last_sent.get(client, -1),
-                "accuracy": float(accuracy[client]) if accuracy is not None else math.nan,
-                "loss": float(self._last.client_loss[client]),
+                **{name: float(values[client]) for name, values in scores.items()},
             }
             for client in range(self._task.clients)
         ]
