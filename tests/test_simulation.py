@@ -32,8 +32,8 @@ from acefl import (
     tasks,
 )
 from acefl.core.rule import Method, Rule
+from acefl.runs.training import Training
 from acefl.server import Server
-from acefl.simulation import Simulation
 from acefl.tasks import TorchTask
 from acefl.types import Step, Vector
 
@@ -259,7 +259,7 @@ class Watching:
         self.rows = 0
         self.clients = 0
 
-    def started(self, simulation: Simulation) -> None:
+    def started(self, simulation: Training) -> None:
         self.clients = simulation.task.clients
 
     def arrived(self, arrival: Arrival, reason: str) -> None:

@@ -26,7 +26,6 @@ from acefl import (
     tasks,
 )
 from acefl.core.rule import Method, Upload
-from acefl.federation import Federation, go
 from acefl.fleets.flower.client import answer
 from acefl.fleets.flower.fleet import FlowerFleet, Wires
 from acefl.fleets.flower.records import ModelLayout
@@ -35,6 +34,8 @@ from acefl.fleets.simulated import work_key
 from acefl.loop import run
 from acefl.record import Run
 from acefl.replay import replay
+from acefl.runs.saving import run_to_end
+from acefl.runs.training import Training
 from acefl.tasks.base import Task
 from acefl.types import Vector
 
@@ -84,9 +85,12 @@ def through_grid(task: Task, rule: Method, recorded: Run, wires: Wires | None = 
     fleet = FlowerFleet(grid, layout, wires, differences=differences, pool=AtOnce(), clock=ticking(), least=0.0)
     fleet.wait_for(task.clients)
     server = Server(
-        model, rule.build(task.clients, model), LR, task.clients, on_arrival=lambda a, reason: fleet.heard(a, reason)
+        model,
+        rule.build(task.clients, model),
+        LR,
+        task.clients,
+        on_arrival=lambda a, reason: fleet.acknowledge(a, reason),
     )
-    fleet.attach(server)
     for _ in run(server, fleet, Stop(arrivals=recorded.arrivals)):
         assert not grid.over, "the script has ended before the run"
     return server
@@ -163,5 +167,5 @@ def test_a_federations_record_replayed_with_its_own_method_gives_its_model(task:
     fleet = FlowerFleet(grid, layout, pool=AtOnce(), clock=ticking(), least=0.0)
     fleet.wait_for(task.clients)
     config = {"seed": SEED, "task": task.describe(), "scenario": {"clock": "wall"}}
-    made = go(Federation(model, ACED(tau=4), fleet, lr=LR, stop=Stop(arrivals=60), config=config))
+    made = run_to_end(Training(ACED(tau=4), fleet, model=model, lr=LR, stop=Stop(arrivals=60), config=config))
     assert torch.equal(replay(made, ACED(tau=4)).model, made.model)

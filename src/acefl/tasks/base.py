@@ -21,18 +21,21 @@ class Evaluation:
     """
 
     metrics: dict[str, float]
-    client_loss: torch.Tensor  # on the data that the client trains on
+    client_loss: torch.Tensor | None = None  # on the data that the client trains on
     client_accuracy: torch.Tensor | None = None  # the same
     heldout_loss: torch.Tensor | None = None
     heldout_accuracy: torch.Tensor | None = None
+    answered: frozenset[int] | None = None  # whose scores these are, where clients were asked; None: everybody's
 
     def per_client(self) -> dict[str, torch.Tensor]:
-        """Columns of `run.clients`; held-out ones only where there are such data."""
-        nothing = torch.full_like(self.client_loss, math.nan)
-        columns = {"accuracy": nothing if self.client_accuracy is None else self.client_accuracy}
-        columns["loss"] = self.client_loss
-        heldout = {"heldout_accuracy": self.heldout_accuracy, "heldout_loss": self.heldout_loss}
-        return columns | {name: values for name, values in heldout.items() if values is not None}
+        """Columns of `run.clients`, where there are such scores."""
+        columns = {
+            "accuracy": self.client_accuracy,
+            "loss": self.client_loss,
+            "heldout_accuracy": self.heldout_accuracy,
+            "heldout_loss": self.heldout_loss,
+        }
+        return {name: values for name, values in columns.items() if values is not None}
 
 
 def scores_by_speed(found: Evaluation, slow: torch.Tensor, fast: torch.Tensor) -> dict[str, float]:
@@ -45,11 +48,14 @@ def scores_by_speed(found: Evaluation, slow: torch.Tensor, fast: torch.Tensor) -
         ("", found.client_accuracy, found.client_loss),
         ("heldout_", found.heldout_accuracy, found.heldout_loss),
     ):
-        sound = math.isfinite(found.metrics.get(f"{held}client_loss", math.nan))  # then a NaN is no divergence
+        # then a NaN is no divergence
+        sound = found.answered is not None or math.isfinite(found.metrics.get(f"{held}client_loss", math.nan))
         for score, values, worst in (("accuracy", accuracy, torch.min), ("loss", loss, torch.max)):
             if values is None:
                 continue
             scored = ~values.isnan() if sound else torch.ones_like(values, dtype=torch.bool)
+            if not scored.any():
+                continue
             row[f"{held}slow_{score}"] = float(values[slow][scored[slow]].mean())
             row[f"{held}fast_{score}"] = float(values[fast][scored[fast]].mean())
             row[f"{held}worst_{score}"] = float(worst(values[scored]))
