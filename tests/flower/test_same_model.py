@@ -76,6 +76,11 @@ def turns(recorded: Run) -> list[list[tuple[int, int]]]:
     ]
 
 
+def last_sent(recorded: Run) -> dict[int, int]:
+    """The version that each client was sent last, answered or not."""
+    return {int(row["client"]): int(row["last_sent"]) for row in recorded.clients}
+
+
 def through_grid(task: Task, rule: Method, recorded: Run, wires: Wires | None = None) -> Server:
     model = task.initial()
     layout = ModelLayout.of(ArrayRecord({"w": Array(model.numpy())}))
@@ -96,10 +101,13 @@ def through_grid(task: Task, rule: Method, recorded: Run, wires: Wires | None = 
     return server
 
 
-def through_script(task: Task, rule: Method, script: list[list[tuple[int, int]]]) -> Server:
+def through_script(
+    task: Task, rule: Method, script: list[list[tuple[int, int]]], last_sent: dict[int, int] | None = None
+) -> Server:
     model = task.initial()
     server = Server(model, rule.build(task.clients, model), LR, task.clients)
-    for _ in run(server, ScriptedFleet(script, KeyedClient(task).work), Stop(arrivals=sum(map(len, script)))):
+    fleet = ScriptedFleet(script, KeyedClient(task).work, last_sent)
+    for _ in run(server, fleet, Stop(arrivals=sum(map(len, script)))):
         pass
     return server
 
@@ -108,7 +116,8 @@ def through_script(task: Task, rule: Method, script: list[list[tuple[int, int]]]
 def test_grid_script_and_simulator_agree(task: Task, rule: Method) -> None:
     scenario = Scenario(delay=2.0, spread=8.0)
     simulated = simulate(task, rule, lr=LR, scenario=scenario, stop=Stop(arrivals=60), seed=SEED, evaluations=1)
-    scripted, flower = through_script(task, rule, turns(simulated)), through_grid(task, rule, simulated)
+    scripted = through_script(task, rule, turns(simulated), last_sent(simulated))
+    flower = through_grid(task, rule, simulated)
     assert torch.equal(scripted.model, simulated.model)
     assert torch.equal(flower.model, simulated.model)
     assert flower.version == scripted.version == simulated.steps
@@ -133,7 +142,7 @@ def test_answers_that_wait_together_make_one_step(task: Task, rule: Method) -> N
     for number, turn in enumerate(script):
         turn.sort(key=lambda event: (sent.get(event[0], 0), event[0]))
         sent.update({client: number + 1 for client, _ in turn})
-    scripted = through_script(task, rule, script)
+    scripted = through_script(task, rule, script, last_sent(simulated))
     assert torch.equal(flower.model, scripted.model)
     assert torch.allclose(flower.model, simulated.model, atol=1e-5)
     assert flower.version == simulated.steps

@@ -242,17 +242,17 @@ def test_models_that_nobody_needs_are_let_go() -> None:
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_has_the_same_records() -> None:
-    def simulation(probe: ErrorTerms) -> Training:
+    def begin(probe: ErrorTerms) -> Training:
         settings: dict[str, Any] = {"lr": 0.05, "scenario": SPREAD, "stop": Stop(arrivals=200)}
         return simulation(TASK, CA2FL(buffer=4), observers=[probe], **settings)
 
     whole, first, second = ErrorTerms(every=10), ErrorTerms(every=10), ErrorTerms(every=10)
-    simulation(whole).complete()
-    interrupted = simulation(first)
+    begin(whole).complete()
+    interrupted = begin(first)
     for _, spent in interrupted.advance():
         if spent >= 0.43:
             break
-    resumed = simulation(second)
+    resumed = begin(second)
     resumed.load_state_dict(interrupted.state_dict())
     resumed.complete()
     assert len(whole.records) == len(second.records)

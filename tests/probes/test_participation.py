@@ -115,16 +115,16 @@ def test_watching_does_not_change_the_run(rule: Method, scenario: Scenario) -> N
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_has_the_same_history() -> None:
-    def simulation() -> Training:
+    def begin() -> Training:
         stop = Stop(arrivals=200)
         return simulation(TASK, CA2FL(buffer=4), lr=0.05, scenario=SPREAD, stop=stop, observers=[Participation()])
 
-    whole = simulation().complete()
-    interrupted = simulation()
+    whole = begin().complete()
+    interrupted = begin()
     for _, spent in interrupted.advance():
         if spent >= 0.43:
             break
-    resumed = simulation()
+    resumed = begin()
     resumed.load_state_dict(interrupted.state_dict())
     finished = resumed.complete()
     assert finished.metrics == whole.metrics

@@ -379,6 +379,7 @@ class FlowerFleet(Fleet):
 
         The clients' memories of differences belong to the process that died, so client-held ACE starts its sum anew.
         """
+        self._news = []
         self._roster.load(int(node_id) for node_id in state["nodes"])
         self.now = float(state["now"])
         self._began = self._clock() - self.now
