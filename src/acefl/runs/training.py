@@ -228,30 +228,36 @@ class Training:
 
     def clients(self) -> list[Row]:
         """One row per client as of the last evaluation, with what the observers know of it."""
-        times, uploads = self.mean_times(), self.fleet.uploads
+        times, uploads, participation = self.mean_times(), self.fleet.uploads, self._participation
         clients: list[Row] = [
             {
                 "client": client,
                 "mean_time": times[client],
                 "samples": self.sample_counts.get(client, 0),
-                "participation": self.server.participation[client],
+                "participation": participation[client],
                 "last_sent": self.server.last_sent.get(client, -1),
                 **self.evaluator.scores(client),
                 "uploads": uploads[client],
             }
-            for client in range(len(self.server.participation))
+            for client in range(len(participation))
         ]
         return add_columns(clients, self.observers)
 
+    @property
+    def _participation(self) -> list[int]:
+        """Accepted arrivals of every client, also of those that have joined since the server last heard of it."""
+        known = self.server.participation
+        return known + [0] * (self.fleet.clients - len(known))
+
     def result(self) -> Run:
         return Run(
-            config={**self.config, "clients": len(self.server.participation)},
+            config={**self.config, "clients": self.fleet.clients},
             metrics=self.evaluator.rows,
             model=self.server.model,
             steps=self.server.version,
             arrivals=self.server.accepted,
             time=self.fleet.now,
-            participation=list(self.server.participation),
+            participation=self._participation,
             clients=self.clients(),
             events=self.events.frame(),
             refused=dict(self.server.refused),
