@@ -17,7 +17,7 @@ import torch
 
 from acefl import ACE, Every, Scenario, Stop, simulate, tasks
 from acefl.checkpoint import Checkpoints
-from acefl.simulation import Simulation
+from acefl.runs.simulate import simulation
 from acefl.state import lending
 from acefl.tasks.base import Evaluation
 from acefl.types import Vector
@@ -69,20 +69,20 @@ def written(encoding: str, room: Path) -> list[dict[str, Any]]:
     """Bytes and seconds of checkpoints five arrivals apart."""
     room.mkdir()
     rule = ACE(table=encoding)
-    simulation = Simulation(
+    training = simulation(
         Still(), rule, lr=0.1, scenario=Scenario(spread=30.0), stop=Stop(arrivals=10_000), evaluations=1
     )
     checkpoints = Checkpoints(room)
     sizes: list[float] = []
     seconds: list[float] = []
     due = CLIENTS + 20
-    for _ in simulation.advance():
-        if simulation.server.accepted < due:
+    for _ in training.advance():
+        if training.server.accepted < due:
             continue
         due += CHANGED
         began = time.perf_counter()
         with lending():
-            checkpoints.save(simulation.state_dict())
+            checkpoints.save(training.state_dict())
         seconds.append(time.perf_counter() - began)
         sizes.append((room / checkpoints.files[0]).stat().st_size / 1e6)
         if len(sizes) > TIMES:

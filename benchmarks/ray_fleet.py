@@ -61,7 +61,7 @@ def bare(actors: list[Any], arrivals: int) -> float:
 def ours(fleet: RayFleet, rule: Method, arrivals: int) -> float:
     """The loop, server, gate and rule, as `run_on_ray` uses them."""
     model = build_task(SOURCE, SEED).initial()
-    server = Server(model, rule.build(fleet.clients, model), LR, fleet.clients, on_arrival=fleet.heard)
+    server = Server(model, rule.build(fleet.clients, model), LR, fleet.clients, on_arrival=fleet.acknowledge)
     began = time.perf_counter()
     for _ in run(server, fleet, Stop(arrivals=arrivals)):
         pass

@@ -24,7 +24,8 @@ from acefl.rules import (
     RingmasterASGD,
     RobustACE,
 )
-from acefl.simulation import Simulation
+from acefl.runs.simulate import simulation
+from acefl.runs.training import Training
 
 CLIENTS, DIM, ARRIVALS = 7, 33, 60
 TASK: dict[str, Any] = {"name": "quadratic", "clients": CLIENTS, "dim": DIM, "seed": 3}
@@ -82,8 +83,8 @@ def settings(rule: str, scenario: str, room: Path, arrivals: int = ARRIVALS) -> 
     return {"rule": chosen, "lr": 0.05, "scenario": SCENARIOS[scenario], "stop": stop, "seed": 5, "evaluations": 6}
 
 
-def build(rule: str, scenario: str, room: Path) -> Simulation:
-    return Simulation(tasks.build(TASK), **settings(rule, scenario, room))
+def build(rule: str, scenario: str, room: Path) -> Training:
+    return simulation(tasks.build(TASK), **settings(rule, scenario, room))
 
 
 def fingerprint(run: Run) -> dict[str, Any]:

@@ -33,7 +33,8 @@ from acefl.checkpoint import MOST_FILES, Checkpoints
 from acefl.cli import main
 from acefl.record import Events
 from acefl.rules import METHODS
-from acefl.simulation import Simulation
+from acefl.runs.simulate import simulation
+from acefl.runs.training import Training
 from acefl.state import Named, Parts, blocks, lending
 from acefl.table import Accumulator, Table
 from acefl.types import Arrival
@@ -105,8 +106,8 @@ def test_a_run_goes_on_from_the_disk_as_if_it_had_not_been_interrupted(
 def test_there_is_no_moment_at_which_a_run_cannot_be_saved(scenario: str, tmp_path: Path) -> None:
     """After every single turn, those included in which clients leave and come back."""
 
-    def build() -> Simulation:
-        return Simulation(task, **resumable.settings("ACED-model", scenario, tmp_path, arrivals=30))
+    def build() -> Training:
+        return simulation(task, **resumable.settings("ACED-model", scenario, tmp_path, arrivals=30))
 
     task = tasks.build(resumable.TASK)
     expected = fingerprint(build().complete())
@@ -508,14 +509,14 @@ class TestCost:
         assert torch.equal(again.total(), table.total())
 
     def test_in_flight_work_is_written_once(self, tmp_path: Path) -> None:
-        simulation = Simulation(tasks.quadratic(clients=50, dim=100), **resumable.settings("ASGD", "event", tmp_path))
+        running = simulation(tasks.quadratic(clients=50, dim=100), **resumable.settings("ASGD", "event", tmp_path))
         checkpoints = Checkpoints(tmp_path)
         written = changing = everything = 0
         distinct: dict[str, int] = {}
-        for _ in simulation.advance():
+        for _ in running.advance():
             with lending():
-                parts = Parts.of(simulation.state_dict())
-                checkpoints.save(simulation.state_dict())
+                parts = Parts.of(running.state_dict())
+                checkpoints.save(running.state_dict())
             named = {
                 f"{group}/{name}": t.nbytes for group, tensors in parts.named.items() for name, t in tensors.items()
             }
@@ -710,15 +711,15 @@ class TestFullDisk:
 
 
 def test_a_run_that_diverged_at_its_checkpoint_does_not_go_on(tmp_path: Path) -> None:
-    def build() -> Simulation:
+    def build() -> Training:
         how = resumable.settings("ASGD", "event", tmp_path)
-        return Simulation(tasks.build(resumable.TASK), **{**how, "lr": 1e30})
+        return simulation(tasks.build(resumable.TASK), **{**how, "lr": 1e30})
 
     simulation = build()
     for _ in simulation.advance():
         pass
     expected = fingerprint(simulation.result())
-    assert simulation.watcher.diverged
+    assert simulation.evaluator.diverged
     Checkpoints(tmp_path).save(simulation.state_dict())
     again = build()
     again.load_state_dict(Checkpoints(tmp_path).load())

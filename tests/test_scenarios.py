@@ -10,7 +10,7 @@ from tests.scenario_cases import Case, case
 from acefl import ACE, FedAvg, InvalidInput, MaleniaSGD, RingleaderASGD, RingmasterASGD, Scenario, Stop, simulate, tasks
 from acefl.core.rule import Method
 from acefl.errors import AceflError
-from acefl.simulation import Simulation
+from acefl.runs.simulate import simulation
 from acefl.types import Step
 
 TURNS = 100_000  # more than any case takes, the patience with one that makes no step included
@@ -21,7 +21,7 @@ def how_it_ended(drawn: Case) -> str:
     task = tasks.quadratic(clients=drawn.clients, dim=3, noise=drawn.noise, seed=1)
     settings = {"scenario": drawn.scenario, "stop": drawn.stop, "seed": drawn.number, "evaluations": 2}
     try:
-        run = Simulation(task, drawn.method, lr=0.05, **settings)  # type: ignore[arg-type]
+        run = simulation(task, drawn.method, lr=0.05, **settings)  # type: ignore[arg-type]
         for turn, _ in enumerate(run.advance()):
             assert turn < TURNS, f"hangs at arrival {run.server.accepted}, step {run.server.version}: {drawn}"
     except AceflError as refused:

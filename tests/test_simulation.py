@@ -32,8 +32,8 @@ from acefl import (
     tasks,
 )
 from acefl.core.rule import Method, Rule
+from acefl.runs.training import Training
 from acefl.server import Server
-from acefl.simulation import Simulation
 from acefl.tasks import TorchTask
 from acefl.types import Step, Vector
 
@@ -203,7 +203,7 @@ def test_a_method_or_rule_without_the_base_class_gets_one_line_that_names_it(qua
         def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Any:
             return DuckRule()
 
-    with pytest.raises(InvalidInput, match=r"rule is 'Duck'; allowed: a method \(class Duck\(acefl.Method\)"):
+    with pytest.raises(InvalidInput, match="allowed: a method's settings .* derive from acefl.Method"):
         run_of(quadratic, Duck())  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match=r"rule is a DuckRule; allowed: an acefl.Rule \(class DuckRule\("):
         run_of(quadratic, BuildsDucks())
@@ -259,7 +259,7 @@ class Watching:
         self.rows = 0
         self.clients = 0
 
-    def started(self, simulation: Simulation) -> None:
+    def started(self, simulation: Training) -> None:
         self.clients = simulation.task.clients
 
     def arrived(self, arrival: Arrival, reason: str) -> None:

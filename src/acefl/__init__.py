@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from acefl.errors import AceflError, InvalidInput, NothingInFlight
     from acefl.optimizers import SGD, Adam, Momentum, Yogi
     from acefl.record import Run, load
-    from acefl.resuming import resume
     from acefl.rules import (
         ACE,
         ACED,
@@ -40,9 +39,10 @@ if TYPE_CHECKING:
         RingmasterASGD,
         RobustACE,
     )
+    from acefl.runs.resume import resume
+    from acefl.runs.simulate import simulate
     from acefl.schedules import Constant, Cosine, Sqrt, WarmUp
     from acefl.server import Server
-    from acefl.simulation import simulate
     from acefl.stop import Stop
     from acefl.studies.compare import compare
     from acefl.studies.tune import tune
@@ -97,8 +97,8 @@ _HOME = {
     "attacked": "attacks",
     "compare": "studies.compare",
     "load": "record",
-    "resume": "resuming",
-    "simulate": "simulation",
+    "resume": "runs.resume",
+    "simulate": "runs.simulate",
     "tune": "studies.tune",
 }
 

@@ -12,15 +12,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from acefl.fleets.flower.client import answer, send_update
     from acefl.fleets.flower.fleet import FlowerFleet, Wires
-    from acefl.fleets.flower.server import run_async
+    from acefl.runs.on_flower import run_async
 
-_HOME = {"FlowerFleet": "fleet", "Wires": "fleet", "answer": "client", "run_async": "server", "send_update": "client"}
+_HOME = {
+    "FlowerFleet": "fleets.flower.fleet",
+    "Wires": "fleets.flower.fleet",
+    "answer": "fleets.flower.client",
+    "run_async": "runs.on_flower",
+    "send_update": "fleets.flower.client",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'acefl.flower' has no attribute {name!r}")
-    return getattr(import_module(f"acefl.fleets.flower.{_HOME[name]}"), name)
+    return getattr(import_module(f"acefl.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

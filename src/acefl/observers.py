@@ -18,7 +18,7 @@ class RunInProgress(Protocol):
     """What an observer may know of the run it watches: a simulation, or a federation of real clients."""
 
     config: dict[str, Any]
-    settings: Method
+    method: Method
     server: Server
     events: Events
 

@@ -27,6 +27,7 @@ import torch
 from acefl.core.files import atomic_directory, json_object, read_json, read_text, write_json
 from acefl.core.settings import plain
 from acefl.errors import InvalidInput, require
+from acefl.fleets.base import Trip
 from acefl.state import blocks, lend
 from acefl.types import Arrival, State, Vector
 
@@ -46,7 +47,7 @@ class Events:
         self.version = array("q")
         self.reasons: dict[int, str] = {}  # row -> why it was refused
 
-    def add(self, time: float, arrival: Arrival, reason: str) -> None:
+    def add(self, time: float, arrival: Arrival, reason: str, trip: Trip | None = None) -> None:
         if reason:
             self.reasons[len(self.time)] = reason
         self.time.append(time)
@@ -104,6 +105,32 @@ class Events:
                 "reason": reason,
             }
         )
+
+
+class TravelEvents(Events):
+    """One row per answer, with when its task was sent and how many bytes went either way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent, self.uplink, self.downlink = array("d"), array("q"), array("q")
+
+    def add(self, time: float, arrival: Arrival, reason: str, trip: Trip | None = None) -> None:
+        super().add(time, arrival, reason)
+        assert trip is not None, "a fleet whose updates travel says how"
+        self.sent.append(trip.sent)
+        self.uplink.append(trip.uplink)
+        self.downlink.append(trip.downlink)
+
+    def frame(self) -> pd.DataFrame:
+        return super().frame().assign(sent=self.sent, uplink=self.uplink, downlink=self.downlink)
+
+    @property
+    def _columns(self) -> list[array[Any]]:
+        return [*super()._columns, self.sent, self.uplink, self.downlink]
+
+    def load_state_dict(self, state: State) -> None:
+        self.sent, self.uplink, self.downlink = array("d"), array("q"), array("q")
+        super().load_state_dict(state)
 
 
 @dataclass

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +19,13 @@ from acefl.core.files import atomic_directory, write_json
 from acefl.core.rule import Method, Upload
 from acefl.core.settings import label
 from acefl.errors import NothingInFlight, require
-from acefl.federation import Federation, Refusal, Trip, go, judge_by
+from acefl.fleets.base import Fleet, Trip
 from acefl.fleets.lazy import LazyWork
 from acefl.fleets.simulated import work_key
 from acefl.record import Run
 from acefl.rules.ace import ClientMemory
-from acefl.server import Server
+from acefl.runs.saving import run_to_end
+from acefl.runs.training import Training
 from acefl.stop import Stop
 from acefl.tasks.base import Task
 from acefl.types import Arrival, Event, State, Vector
@@ -100,11 +100,13 @@ def _turns_over(trained_on: int, versions: list[int], free: int, times: list[flo
     return over if waited else min(made, len(versions) - 1)
 
 
-class ReplayFleet:
+class ReplayFleet(Fleet):
     """Delivers what a trace says when it says so; the work is computed here, late and together."""
 
+    travels = True
+
     def __init__(self, trace: Trace, task: Task, seed: int, *, differences: bool = False) -> None:
-        self.clients = task.clients
+        self._clients = task.clients
         self.now = 0.0
         self._trace, self._seed = trace, seed
         self._memory = ClientMemory() if differences else None
@@ -130,11 +132,15 @@ class ReplayFleet:
             starting.sort(key=lambda entry: order[entry[0]])
         self._sent: dict[int, tuple[float, int]] = {}  # task -> time and version it was sent with
         self._trips: dict[int, Trip] = {}
-        self.uploads = [0] * task.clients
-        self.on_send: Callable[..., None] | None = None
+        self._uploads = [0] * task.clients
 
-    def attach(self, server: Server) -> None:
-        """All clients are known from the start."""
+    @property
+    def clients(self) -> int:
+        return self._clients
+
+    @property
+    def uploads(self) -> list[int]:
+        return self._uploads
 
     def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> list[int] | None:
         self._version = version
@@ -160,7 +166,7 @@ class ReplayFleet:
         update = self._work.take(number)
         if self._memory is not None:
             update = self._memory.difference(client, update)
-        self.uploads[client] += 1
+        self._uploads[client] += 1
         sent, trained_on = self._sent.pop(number)
         size = update.numel() * update.element_size()
         self._trips[number] = Trip(sent, size, size)
@@ -169,16 +175,8 @@ class ReplayFleet:
     def versions_out(self) -> set[int]:
         return {version for _, version in self._sent.values()}
 
-    def heard(self, arrival: Arrival, reason: str) -> Trip:
+    def acknowledge(self, arrival: Arrival, reason: str) -> Trip:
         return self._trips.pop(arrival.task)
-
-    def refusals(self) -> list[Refusal]:
-        return []
-
-    def already_sent(self, tasks: Mapping[str, int]) -> None:
-        raise NotImplementedError("a replay is short: it starts again")
-
-    def close(self) -> None: ...
 
     def state_dict(self) -> State:
         raise NotImplementedError("a replay is short: it starts again")
@@ -210,8 +208,7 @@ def replay(
     )
     differences = rule.uploads is Upload.CHANGE
     fleet = ReplayFleet(trace, built, int(recorded.config["seed"]), differences=differences)
-    federation = Federation(
-        built.initial(),
+    training = Training(
         rule,
         fleet,
         lr=recorded.config["lr"] if lr is None else lr,
@@ -221,13 +218,10 @@ def replay(
             "task": built.describe(),
             "scenario": {**recorded.config["scenario"], "replay_of": recorded.config["label"]},
         },
-        judge=judge_by(built),
         evaluations=evaluations,
-        samples=built.samples,
-        background=False,
         task=built,
     )
-    return go(federation, out=out)
+    return run_to_end(training, out=out)
 
 
 def own_task(run: Run) -> Task:

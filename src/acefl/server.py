@@ -13,7 +13,7 @@ from acefl.errors import require
 from acefl.optimizers import Optimizer
 from acefl.schedules import Factor
 from acefl.state import lend
-from acefl.types import Arrival, Event, State, Vector
+from acefl.types import Arrival, Event, Joined, Restarted, State, Vector
 
 
 class Server:
@@ -160,6 +160,12 @@ class Server:
     def _take(self, event: Event) -> Arrival | None:
         if isinstance(event, Arrival):
             return self._admit(event)
+        if isinstance(event, Joined):
+            self.join(event.clients)
+            return None
+        if isinstance(event, Restarted):
+            self.rule.restart()
+            return None
         if not 0 <= event.client < len(self.participation):
             self.count_refusal(event.client, "unknown-client")
             return None

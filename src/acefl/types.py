@@ -43,7 +43,19 @@ class Left:
     client: int
 
 
-Event = Arrival | Lost | Left  # what a fleet delivers
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The federation now has this many clients."""
+
+    clients: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """Changes that clients sent no longer add up: from now on each sends a whole update once."""
+
+
+Event = Arrival | Lost | Left | Joined | Restarted  # what a fleet delivers
 
 
 @dataclass(frozen=True, slots=True)

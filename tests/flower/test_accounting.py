@@ -12,11 +12,11 @@ from tests.flower.test_run_async import ARRAYS, CLIENTS, LIMIT, ReadyGrid
 from tests.flower.test_run_async import client_app as trains_and_evaluates
 
 from acefl import ACE, Stop, load
-from acefl.federation import Federation
 from acefl.fleets.flower.fleet import FlowerFleet
 from acefl.fleets.flower.records import ModelLayout
 from acefl.flower import run_async
 from acefl.privacy import epsilon, epsilon_per_client
+from acefl.runs.training import Training
 
 SEEN = ACE(warmup="seen")
 pytest.importorskip("opacus")
@@ -73,7 +73,7 @@ def test_a_message_that_the_superlink_did_not_take_costs_nothing() -> None:
     layout = ModelLayout.of(ArrayRecord({"w": Array(START.numpy())}))
     fleet = FlowerFleet(Full(client_app, 1, ()), layout, pool=AtOnce(), clock=ticking(), least=0.0)
     fleet.wait_for(1)
-    federation = Federation(START, SEEN, fleet, lr=0.1, stop=Stop(arrivals=1), config={})
+    federation = Training(SEEN, fleet, model=START, lr=0.1, stop=Stop(arrivals=1), config={})
     fleet.dispatch(START, 0, newcomers_only=False)
     assert [row["uploads"] for row in federation.clients()] == [1], "under way, it may be there already"
     fleet.next()

@@ -16,13 +16,13 @@ from tests.flower.fake_grid import FIRST_NODE, AtOnce, FakeGrid, Spoil, ticking
 
 from acefl import ACE, ACED, ASGD, FedBuff, Stop
 from acefl.core.rule import Method, Upload
-from acefl.federation import Federation
 from acefl.fleets.flower.client import answer
 from acefl.fleets.flower.fleet import SPARE, FlowerFleet
 from acefl.fleets.flower.records import ORDER, UPDATE, ModelLayout
 from acefl.fleets.flower.roster import EverybodyFails
 from acefl.fleets.scripted import ScriptedFleet
 from acefl.loop import run
+from acefl.runs.training import Training
 from acefl.server import Server
 from acefl.types import Vector
 
@@ -105,8 +105,8 @@ class Federated:
         differences = rule.uploads is Upload.CHANGE
         self.fleet = FlowerFleet(self.grid, layout, differences=differences, pool=AtOnce(), clock=ticking(), least=0.0)
         self.fleet.wait_for(clients)
-        self.federation = Federation(
-            START, rule, self.fleet, lr=LR, stop=Stop(arrivals=10_000), config={"task": {}, "scenario": {}}
+        self.federation = Training(
+            rule, self.fleet, model=START, lr=LR, stop=Stop(arrivals=10_000), config={"task": {}, "scenario": {}}
         )
         self.server = self.federation.server
 

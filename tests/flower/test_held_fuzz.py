@@ -22,11 +22,11 @@ from flwr.app import Array, ArrayRecord, Message
 from tests.flower.fake_grid import FIRST_NODE, FakeGrid, ticking
 
 from acefl import ACE, Stop
-from acefl.federation import Federation
 from acefl.fleets.flower.fleet import FlowerFleet, Wires
 from acefl.fleets.flower.post import Post, Undelivered
 from acefl.fleets.flower.records import NO_BASE, Answer, ModelLayout, Order, Refused
 from acefl.observers import Observer
+from acefl.runs.training import Training
 from acefl.types import Arrival, State, Vector
 
 HISTORIES, PARTS, TURNS, STEADY, MOST_CLIENTS, DIM = 2000, 10, 7, 4, 5, 2
@@ -187,14 +187,14 @@ class History:
         self.kills = 0
         self.federation = self._start()
 
-    def _start(self) -> Federation:
+    def _start(self) -> Training:
         post, wires = ByHand(self.nodes), Wires(patience=math.inf)
         self.fleet = FlowerFleet(self.nodes, LAYOUT, wires, differences=True, clock=ticking(), post=post)
         self.fleet.wait_for(1)
         self.fleet.on_send = lambda names, **_: self.sent.update(names)
         self.ledger.run = self.fleet._run
         stop = Stop(arrivals=10**9)
-        return Federation(START, self.rule, self.fleet, lr=0.01, stop=stop, config={}, observers=[self.ledger])
+        return Training(self.rule, self.fleet, model=START, lr=0.01, stop=stop, config={}, observers=[self.ledger])
 
     def play(self, turns: int) -> Iterator[None]:
         advance, checkpoint = self.federation.advance(), self.federation.state_dict()

@@ -14,12 +14,13 @@ from tests.flower.test_bad_answers import CLIENTS, LR, START, client_app
 
 from acefl import ACE, CA2FL, FedBuff, InvalidInput, Stop
 from acefl.core.rule import Method
-from acefl.federation import Federation, Judgement
 from acefl.fleets.flower.fleet import FlowerFleet
 from acefl.fleets.flower.records import ModelLayout
 from acefl.loggers import Logger
 from acefl.observers import Observer
 from acefl.probes import ErrorTerms, Participation, TrueGradient
+from acefl.runs.training import Training
+from acefl.tasks.base import Evaluation
 from acefl.types import Vector
 
 
@@ -39,11 +40,11 @@ class Kept(Logger):
         self.each = each()
 
 
-def judge(model: Vector, version: int) -> Judgement:
-    return Judgement({"loss": float(model.norm())})
+def judge(model: Vector, version: int) -> Evaluation:
+    return Evaluation({"loss": float(model.norm())})
 
 
-def federation(rule: Method, *observers: Observer, joins: int = 0) -> tuple[Federation, FakeGrid]:
+def federation(rule: Method, *observers: Observer, joins: int = 0) -> tuple[Training, FakeGrid]:
     order = [client for _ in range(8) for client in range(CLIENTS)]
     late = [client for _ in range(4) for client in range(CLIENTS + joins)] if joins else []
     grid = FakeGrid(client_app, CLIENTS, [[(client, None)] for client in order + late])
@@ -51,9 +52,8 @@ def federation(rule: Method, *observers: Observer, joins: int = 0) -> tuple[Fede
     fleet = FlowerFleet(grid, layout, pool=AtOnce(), clock=ticking(), least=0.0)
     fleet.wait_for(CLIENTS)
     stop = Stop(arrivals=len(order) + len(late))
-    made = Federation(
-        START, rule, fleet, lr=LR, stop=stop, config={"task": {}}, judge=judge, evaluations=4, observers=observers,
-        background=False,
+    made = Training(rule, fleet, model=START, lr=LR, stop=stop, config={"task": {}}, judge=judge, evaluations=4,
+        observers=observers, background=False,
     )  # fmt: skip
     return made, grid
 

@@ -16,12 +16,13 @@ from tests.flower.test_coming_and_going import HELD
 from acefl import ACE, ACED, Every, FedBuff, InvalidInput, Stop
 from acefl.admission import NormLimit
 from acefl.core.rule import Method, Upload
-from acefl.federation import Federation, go
 from acefl.fleets.flower.fleet import FlowerFleet
 from acefl.fleets.flower.records import ModelLayout
 from acefl.observers import Observer
 from acefl.probes import Participation
 from acefl.record import Run, load
+from acefl.runs.saving import run_to_end
+from acefl.runs.training import Training
 from acefl.types import Arrival, State, Step
 
 
@@ -45,10 +46,10 @@ def start(
     differences = rule.uploads is Upload.CHANGE
     fleet = FlowerFleet(grid, layout, differences=differences, pool=AtOnce(), clock=ticking(), least=0.0)
     fleet.wait_for(nodes)
-    federation = Federation(
-        START,
+    federation = Training(
         rule,
         fleet,
+        model=START,
         lr=LR,
         stop=Stop(arrivals=40),
         config={"task": {"name": "test"}, "scenario": {}},
@@ -60,7 +61,7 @@ def start(
         if step.arrivals == kill_at:
             raise Killed
 
-    return go(federation, after_turn, out=out, checkpoint=Every(arrivals=5))
+    return run_to_end(federation, after_turn=after_turn, out=out, checkpoint=Every(arrivals=5))
 
 
 @pytest.mark.parametrize("rule", [ACE(), ACE(table="int8"), ACED(tau=6), FedBuff(buffer=3)], ids=repr)

@@ -26,7 +26,6 @@ from acefl import (
     tasks,
 )
 from acefl.core.rule import Method, Upload
-from acefl.federation import Federation, go
 from acefl.fleets.flower.client import answer
 from acefl.fleets.flower.fleet import FlowerFleet, Wires
 from acefl.fleets.flower.records import ModelLayout
@@ -35,6 +34,8 @@ from acefl.fleets.simulated import work_key
 from acefl.loop import run
 from acefl.record import Run
 from acefl.replay import replay
+from acefl.runs.saving import run_to_end
+from acefl.runs.training import Training
 from acefl.tasks.base import Task
 from acefl.types import Vector
 
@@ -75,6 +76,11 @@ def turns(recorded: Run) -> list[list[tuple[int, int]]]:
     ]
 
 
+def last_sent(recorded: Run) -> dict[int, int]:
+    """The version that each client was sent last, answered or not."""
+    return {int(row["client"]): int(row["last_sent"]) for row in recorded.clients}
+
+
 def through_grid(task: Task, rule: Method, recorded: Run, wires: Wires | None = None) -> Server:
     model = task.initial()
     layout = ModelLayout.of(ArrayRecord({"w": Array(model.numpy())}))
@@ -84,18 +90,24 @@ def through_grid(task: Task, rule: Method, recorded: Run, wires: Wires | None = 
     fleet = FlowerFleet(grid, layout, wires, differences=differences, pool=AtOnce(), clock=ticking(), least=0.0)
     fleet.wait_for(task.clients)
     server = Server(
-        model, rule.build(task.clients, model), LR, task.clients, on_arrival=lambda a, reason: fleet.heard(a, reason)
+        model,
+        rule.build(task.clients, model),
+        LR,
+        task.clients,
+        on_arrival=lambda a, reason: fleet.acknowledge(a, reason),
     )
-    fleet.attach(server)
     for _ in run(server, fleet, Stop(arrivals=recorded.arrivals)):
         assert not grid.over, "the script has ended before the run"
     return server
 
 
-def through_script(task: Task, rule: Method, script: list[list[tuple[int, int]]]) -> Server:
+def through_script(
+    task: Task, rule: Method, script: list[list[tuple[int, int]]], last_sent: dict[int, int] | None = None
+) -> Server:
     model = task.initial()
     server = Server(model, rule.build(task.clients, model), LR, task.clients)
-    for _ in run(server, ScriptedFleet(script, KeyedClient(task).work), Stop(arrivals=sum(map(len, script)))):
+    fleet = ScriptedFleet(script, KeyedClient(task).work, last_sent)
+    for _ in run(server, fleet, Stop(arrivals=sum(map(len, script)))):
         pass
     return server
 
@@ -104,7 +116,8 @@ def through_script(task: Task, rule: Method, script: list[list[tuple[int, int]]]
 def test_grid_script_and_simulator_agree(task: Task, rule: Method) -> None:
     scenario = Scenario(delay=2.0, spread=8.0)
     simulated = simulate(task, rule, lr=LR, scenario=scenario, stop=Stop(arrivals=60), seed=SEED, evaluations=1)
-    scripted, flower = through_script(task, rule, turns(simulated)), through_grid(task, rule, simulated)
+    scripted = through_script(task, rule, turns(simulated), last_sent(simulated))
+    flower = through_grid(task, rule, simulated)
     assert torch.equal(scripted.model, simulated.model)
     assert torch.equal(flower.model, simulated.model)
     assert flower.version == scripted.version == simulated.steps
@@ -129,7 +142,7 @@ def test_answers_that_wait_together_make_one_step(task: Task, rule: Method) -> N
     for number, turn in enumerate(script):
         turn.sort(key=lambda event: (sent.get(event[0], 0), event[0]))
         sent.update({client: number + 1 for client, _ in turn})
-    scripted = through_script(task, rule, script)
+    scripted = through_script(task, rule, script, last_sent(simulated))
     assert torch.equal(flower.model, scripted.model)
     assert torch.allclose(flower.model, simulated.model, atol=1e-5)
     assert flower.version == simulated.steps
@@ -163,5 +176,5 @@ def test_a_federations_record_replayed_with_its_own_method_gives_its_model(task:
     fleet = FlowerFleet(grid, layout, pool=AtOnce(), clock=ticking(), least=0.0)
     fleet.wait_for(task.clients)
     config = {"seed": SEED, "task": task.describe(), "scenario": {"clock": "wall"}}
-    made = go(Federation(model, ACED(tau=4), fleet, lr=LR, stop=Stop(arrivals=60), config=config))
+    made = run_to_end(Training(ACED(tau=4), fleet, model=model, lr=LR, stop=Stop(arrivals=60), config=config))
     assert torch.equal(replay(made, ACED(tau=4)).model, made.model)

@@ -19,7 +19,7 @@ from tests.rules.oracles import (
 
 from acefl import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff, Server, Step
 from acefl.core.rule import Method
-from acefl.simulation import Simulation
+from acefl.runs.training import Training
 from acefl.types import Arrival
 
 ORACLES: list[tuple[Method, Callable[[int, int], Oracle]]] = [
@@ -52,7 +52,7 @@ class Dense:
         self.updates: list[torch.Tensor] = []  # what the model really stepped on
         self.arrivals: list[int] = []  # accepted before each step
 
-    def started(self, run: Simulation) -> None:
+    def started(self, run: Training) -> None:
         self._oracle = self._make(run.task.clients, self._dim)
         self.models = [run.server.model.clone()]
 

@@ -19,7 +19,8 @@ from acefl.core.rule import Method
 from acefl.probes import ErrorTerms
 from acefl.probes.error_terms import squared_norm
 from acefl.record import Run
-from acefl.simulation import Simulation
+from acefl.runs.simulate import simulation
+from acefl.runs.training import Training
 
 CLIENTS, DIM, NOISE = 6, 5, 0.5
 TASK = tasks.quadratic(clients=CLIENTS, dim=DIM, noise=NOISE, seed=3)
@@ -249,17 +250,17 @@ def test_models_that_nobody_needs_are_let_go() -> None:
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_has_the_same_records() -> None:
-    def simulation(probe: ErrorTerms) -> Simulation:
+    def begin(probe: ErrorTerms) -> Training:
         settings: dict[str, Any] = {"lr": 0.05, "scenario": SPREAD, "stop": Stop(arrivals=200)}
-        return Simulation(TASK, CA2FL(buffer=4), observers=[probe], **settings)
+        return simulation(TASK, CA2FL(buffer=4), observers=[probe], **settings)
 
     whole, first, second = ErrorTerms(every=10), ErrorTerms(every=10), ErrorTerms(every=10)
-    simulation(whole).complete()
-    interrupted = simulation(first)
-    for spent in interrupted.advance():
+    begin(whole).complete()
+    interrupted = begin(first)
+    for _, spent in interrupted.advance():
         if spent >= 0.43:
             break
-    resumed = simulation(second)
+    resumed = begin(second)
     resumed.load_state_dict(interrupted.state_dict())
     resumed.complete()
     assert len(whole.records) == len(second.records)
@@ -273,9 +274,9 @@ def test_a_probe_that_missed_the_start_says_so() -> None:
             pass
 
     settings: dict[str, Any] = {"lr": 0.05, "scenario": SPREAD, "stop": Stop(arrivals=100)}
-    first = Simulation(TASK, ASGD(), observers=[ErrorTerms()], **settings)
+    first = simulation(TASK, ASGD(), observers=[ErrorTerms()], **settings)
     next(first.advance())
-    second = Simulation(TASK, ASGD(), observers=[Late()], **settings)
+    second = simulation(TASK, ASGD(), observers=[Late()], **settings)
     second.load_state_dict(first.state_dict())
     with pytest.raises(InvalidInput, match="must watch a run from its start"):
         second.complete()

@@ -20,7 +20,8 @@ from acefl.probes import Participation
 from acefl.probes.influence import Influence
 from acefl.probes.participation import effective, gini, rank_correlation
 from acefl.record import Run
-from acefl.simulation import Simulation
+from acefl.runs.simulate import simulation
+from acefl.runs.training import Training
 
 CLIENTS = 6
 TASK = tasks.quadratic(clients=CLIENTS, dim=5, seed=3)
@@ -115,16 +116,16 @@ def test_watching_does_not_change_the_run(rule: Method, scenario: Scenario) -> N
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_has_the_same_history() -> None:
-    def simulation() -> Simulation:
+    def begin() -> Training:
         stop = Stop(arrivals=200)
-        return Simulation(TASK, CA2FL(buffer=4), lr=0.05, scenario=SPREAD, stop=stop, observers=[Participation()])
+        return simulation(TASK, CA2FL(buffer=4), lr=0.05, scenario=SPREAD, stop=stop, observers=[Participation()])
 
-    whole = simulation().complete()
-    interrupted = simulation()
-    for spent in interrupted.advance():
+    whole = begin().complete()
+    interrupted = begin()
+    for _, spent in interrupted.advance():
         if spent >= 0.43:
             break
-    resumed = simulation()
+    resumed = begin()
     resumed.load_state_dict(interrupted.state_dict())
     finished = resumed.complete()
     assert finished.metrics == whole.metrics

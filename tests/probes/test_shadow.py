@@ -14,7 +14,7 @@ from tests.rules.oracles import Oracle
 from acefl import ASGD, AceflError, FedBuff, InvalidInput, Scenario, Server, Step, Stop, simulate, tasks
 from acefl.core.rule import Method, Rule
 from acefl.probes.shadow import Shadow, Weighed
-from acefl.simulation import Simulation
+from acefl.runs.training import Training
 from acefl.types import Arrival, Vector
 
 ARRIVALS = 150
@@ -34,8 +34,8 @@ class Follower:
         self._slots = slots
         self.steps: list[list[Weighed]] = []
 
-    def started(self, run: Simulation) -> None:
-        self.shadow = Shadow(run.settings, run.task.clients, run.task.samples, run.server.model, self._slots)
+    def started(self, run: Training) -> None:
+        self.shadow = Shadow(run.method, run.task.clients, run.task.samples, run.server.model, self._slots)
 
     def arrived(self, arrival: Arrival, reason: str) -> None:
         if not reason:

@@ -17,13 +17,14 @@ from acefl.admission import NormLimit
 from acefl.cli import main
 from acefl.core.rule import Method
 from acefl.errors import AceflError, NothingInFlight
-from acefl.fleets.ray import RayFleet, run_on_ray
+from acefl.fleets.ray import RayFleet
 from acefl.fleets.scripted import ScriptedFleet
 from acefl.fleets.simulated import work_key
 from acefl.loggers import TensorBoard
 from acefl.loop import run
 from acefl.probes import ErrorTerms, Participation, TrueGradient
 from acefl.record import Run
+from acefl.runs.on_ray import run_on_ray
 from acefl.tasks.sources import build_task
 from acefl.types import Arrival, Vector
 
@@ -55,7 +56,7 @@ def serve(fleet: RayFleet, rule: Method, stop: Stop) -> tuple[Server, list[list[
 
     def heard(arrival: Arrival, reason: str) -> None:
         assert not reason
-        fleet.heard(arrival, reason)
+        fleet.acknowledge(arrival, reason)
         turns[-1].append((arrival.client, arrival.trained_on))
 
     server = Server(model, rule.build(fleet.clients, model), 0.2, fleet.clients, on_arrival=heard)
@@ -101,7 +102,7 @@ def test_an_actor_that_is_killed_is_replaced_and_its_clients_go_on() -> None:
         victim, other = fleet.ready()
         assert victim != other
         model = build_task(SOURCE, SEED).initial()
-        server = Server(model, ACE(warmup="seen").build(8, model), 0.2, 8, on_arrival=fleet.heard)
+        server = Server(model, ACE(warmup="seen").build(8, model), 0.2, 8, on_arrival=fleet.acknowledge)
         before: list[int] = []
         for _ in run(server, fleet, Stop(arrivals=1_000_000)):
             if not before and server.accepted >= 40:
@@ -119,7 +120,7 @@ def test_the_clients_of_an_actor_that_stays_dead_move_to_the_others() -> None:
     try:
         victim, _ = fleet.ready()
         model = build_task(SOURCE, SEED).initial()
-        server = Server(model, ACED(tau=20, warmup="seen").build(8, model), 0.2, 8, on_arrival=fleet.heard)
+        server = Server(model, ACED(tau=20, warmup="seen").build(8, model), 0.2, 8, on_arrival=fleet.acknowledge)
         before: list[int] = []
         for _ in run(server, fleet, Stop(arrivals=1_000_000)):
             if not before and server.accepted >= 40:

@@ -52,10 +52,10 @@ def test_without_staleness_and_with_alpha_one_it_is_sgd() -> None:
 
 
 def test_only_the_models_that_somebody_works_on_are_kept() -> None:
-    from acefl.simulation import Simulation
+    from acefl.runs.simulate import simulation
 
     task = tasks.quadratic(clients=6, dim=3, seed=0)
-    run = Simulation(task, FedAsync(), lr=0.1, scenario=Scenario(spread=20.0), stop=Stop(arrivals=400))
+    run = simulation(task, FedAsync(), lr=0.1, scenario=Scenario(spread=20.0), stop=Stop(arrivals=400))
     kept = [len(run.server.state_dict()["sent"]) for _ in run.advance()]
     assert max(kept) <= 2 * 7 + 17
     assert run.server.version == 400

@@ -116,7 +116,7 @@ def test_a_damaged_binary_batch_is_refused(tmp_path: Path) -> None:
 def test_validation_images_belong_to_no_client(binary: Path) -> None:
     task = tasks.cifar10(str(binary), clients=4, alpha=1.0, model="cnn", batch=2, validation=True)
     assert sum(task.samples) == 54
-    held_out = task._test[0]
+    held_out = task._test.inputs
     assert len(held_out) == 6
     own = {bytes(x.numpy()) for x in task._inputs}
     assert not own & {bytes(x.numpy()) for x in held_out}

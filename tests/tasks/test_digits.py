@@ -29,7 +29,7 @@ def own_labels(task: TorchTask) -> list[np.ndarray]:
 def test_seventy_thirty(softmax: TorchTask) -> None:
     assert sum(softmax.samples) == 1257
     assert softmax._test is not None
-    assert len(softmax._test[1]) == 540
+    assert len(softmax._test.targets) == 540
     assert len(softmax.samples) == softmax.clients == 100
     assert min(softmax.samples) >= 1
 
@@ -38,9 +38,9 @@ def test_the_split_is_stratified_and_loses_no_image(softmax: TorchTask) -> None:
     data = load_digits()
     assert softmax._test is not None
     for label in range(10):
-        share = float((softmax._test[1] == label).sum()) / float((data.target == label).sum())
+        share = float((softmax._test.targets == label).sum()) / float((data.target == label).sum())
         assert share == pytest.approx(0.3, abs=0.005)
-    both = torch.cat((softmax._inputs, softmax._test[0])) * 16
+    both = torch.cat((softmax._inputs, softmax._test.inputs)) * 16
     everything = sorted(map(tuple, data.data.astype(int).tolist()))
     assert sorted(map(tuple, both.round().int().tolist())) == everything
 

@@ -357,7 +357,7 @@ def test_evaluation_is_a_plain_loop_over_clients(make: Callable[[], nn.Module]) 
 def test_loss_and_accuracy_are_those_of_the_test_data() -> None:
     task = classification(mlp)
     assert task._test is not None
-    inputs, targets = task._test
+    inputs, targets = task._test.inputs, task._test.targets
     metrics = task.evaluate(task.initial()).metrics
     with torch.no_grad():
         output = task._module(inputs)

@@ -36,7 +36,7 @@ def train(
     from acefl import Every, report
     from acefl.commands import show
     from acefl.core.files import check_replaceable
-    from acefl.fleets.ray import run_on_ray
+    from acefl.runs.on_ray import run_on_ray
 
     refuse_scenario()
     if out is not None and checkpoint_every is None:

@@ -70,6 +70,9 @@ class Rule(Stateful, ABC):
         """Nobody is at work who could end the round: go on without those who are missing. True: a step is due."""
         return False
 
+    def restart(self) -> None:
+        """Some client has lost what its changes are changes of: from now on everybody sends a whole update once."""
+
     @property
     def audience(self) -> Audience:
         """Who may be sent a model now."""

@@ -13,26 +13,16 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from acefl.admission import NormLimit
-from acefl.checkpoint import Every
-from acefl.core.rule import Method, Upload
-from acefl.errors import AceflError, InvalidInput, NothingInFlight, require
-from acefl.federation import Federation, Refusal, Trip, go, judge_by
+from acefl.errors import AceflError, NothingInFlight, require
+from acefl.fleets.base import Fleet, Trip
 from acefl.fleets.simulated import work_key
-from acefl.observers import Observer
-from acefl.optimizers import Optimizer
-from acefl.record import Run
-from acefl.schedules import Schedule
-from acefl.server import Server
-from acefl.simulation import Progress
-from acefl.stop import Stop
 from acefl.tasks.sources import TaskSource, build_task
 from acefl.types import Arrival, Event, Lost, State, Vector
 
@@ -82,8 +72,11 @@ class _Job:
     sent: float
 
 
-class RayFleet:
+class RayFleet(Fleet):
     """Actors as a fleet. `source` describes or builds the task, as for `acefl.compare`; it is built in every actor."""
+
+    virtual = False
+    travels = True
 
     def __init__(
         self,
@@ -108,13 +101,12 @@ class RayFleet:
         self._source, self._seed, self._clock = source, seed, clock
         self._depth, self._together = depth, together
         self._restarts = restarts  # of one actor, before its clients move to others
-        self.clients = clients
+        self._clients = clients
         actors = min(actors, clients)
         self._slots = [_Slot(self._start(), deque(range(slot, clients, actors))) for slot in range(actors)]
         self._jobs: dict[Any, _Job] = {}
         self._visits = [0] * clients
-        self.uploads = [0] * clients  # tasks sent: what became of each, nobody can tell for certain
-        self.on_send: Callable[..., None] | None = None
+        self._uploads = [0] * clients  # tasks sent: what became of each, nobody can tell for certain
         self._new = set(range(clients))
         self._round = 0  # how often models went out to anybody, not to newcomers alone
         self._served = [0] * clients  # in which round a client was last sent one
@@ -150,8 +142,13 @@ class RayFleet:
         """How many actors have died."""
         return sum(slot.deaths for slot in self._slots)
 
-    def attach(self, server: Server) -> None:
-        """All clients are known from the start."""
+    @property
+    def clients(self) -> int:
+        return self._clients
+
+    @property
+    def uploads(self) -> list[int]:
+        return self._uploads
 
     def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> list[int]:
         self._version = version
@@ -186,7 +183,7 @@ class RayFleet:
         if self.on_send is not None:
             self.on_send([str(client) for client in clients], durably=False)  # a call may take less than a sync
         for client in clients:
-            self.uploads[client] += 1
+            self._uploads[client] += 1
             self._visits[client] += 1
             self._served[client] = self._round
         slot.busy += 1
@@ -267,12 +264,9 @@ class RayFleet:
         for client in clients if homes else ():
             min(homes, key=lambda home: len(home.waiting)).waiting.append(client)
 
-    def heard(self, arrival: Arrival, reason: str) -> Trip:
+    def acknowledge(self, arrival: Arrival, reason: str) -> Trip:
         self._new.discard(arrival.client)
         return self._trips.pop(arrival.task)
-
-    def refusals(self) -> list[Refusal]:
-        return []
 
     def close(self) -> None:
         for slot in self._slots:
@@ -283,7 +277,7 @@ class RayFleet:
         return {
             "now": self.now,
             "visits": list(self._visits),
-            "uploads": list(self.uploads),
+            "uploads": list(self._uploads),
             "new": sorted(self._new),
             "tasks": self._tasks,
         }
@@ -293,102 +287,8 @@ class RayFleet:
         self.now = float(state["now"])
         self._began = self._clock() - self.now
         self._visits, self._new, self._tasks = list(state["visits"]), set(state["new"]), int(state["tasks"])
-        self.uploads = list(state["uploads"])
+        self._uploads = list(state["uploads"])
 
     def already_sent(self, tasks: Mapping[str, int]) -> None:
         for name, count in tasks.items():
-            self.uploads[int(name)] = max(self.uploads[int(name)], count)
-
-
-def run_on_ray(
-    source: TaskSource,
-    rule: Method,
-    *,
-    lr: float,
-    stop: Stop,
-    seed: int = 0,
-    actors: int = 4,
-    together: int = 1,
-    address: str = "local",
-    gpus: float = 0.0,
-    evaluations: int = 50,
-    out: str | os.PathLike[str] | None = None,
-    checkpoint: Every | None = None,
-    observers: Sequence[Observer] = (),
-    norm_limit: NormLimit | None = None,
-    progress: Progress | None = None,
-    optimizer: Optimizer | None = None,
-    schedule: Schedule | None = None,
-) -> Run:
-    """Train in wall-clock time on Ray actors: on this machine (`address="local"`) or on a cluster by its address.
-
-    The task is built in every actor from `source` and `seed`, and here for evaluation; `together` clients work in one
-    call of an actor, and `gpus` (a part of one will do) are kept for each. Which
-    client arrives when depends on the machines, so two runs differ; what a client computes for a given model and visit
-    does not. `out` is where the run is recorded; with `checkpoint` its state is saved there now and then, and the same
-    call goes on with a run that was interrupted.
-    """
-    require(
-        rule.uploads is not Upload.CHANGE,
-        "client-held ACE leaves gradients with the clients, which all live here on Ray; use variant='incremental'",
-    )
-    task = build_task(source, seed)
-    opened = _open(address, actors)
-    try:
-        fleet = RayFleet(source, seed, clients=task.clients, actors=actors, together=together, gpus=gpus)
-        fleet.ready()
-        federation = Federation(
-            task.initial().cpu(),  # updates come as arrays in main memory, wherever they were computed
-            rule,
-            fleet,
-            lr=lr,
-            stop=stop,
-            config={
-                "seed": seed,
-                "task": task.describe(),
-                "scenario": {"clock": "wall", "fleet": "ray", "actors": actors, "together": together},
-            },
-            judge=judge_by(task),
-            evaluations=evaluations,
-            samples=task.samples,
-            observers=observers,
-            norm_limit=norm_limit,
-            optimizer=optimizer,
-            schedule=schedule,
-            task=task,
-        )
-        return go(
-            federation,
-            (lambda _, spent: progress(min(spent, 1.0))) if progress is not None else None,
-            out=out,
-            checkpoint=checkpoint,
-        )
-    finally:
-        if opened:
-            import ray
-
-            ray.shutdown()
-
-
-def _open(address: str, actors: int) -> bool:
-    """Connect to Ray unless somebody has; True if it is ours to close."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's future default; without it, it warns
-    try:
-        import ray
-    except ImportError:
-        raise InvalidInput("Ray is not installed: pip install 'acefl[ray]'") from None
-    if ray.is_initialized():
-        return False
-    here = address == "local"
-    try:
-        ray.init(
-            address=address,
-            num_cpus=max(actors, os.cpu_count() or 1) if here else None,
-            include_dashboard=False if here else None,
-            log_to_driver=False,
-            configure_logging=False,
-        )
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise InvalidInput(f"cannot reach Ray at {address!r}: {error}") from None
-    return True
+            self._uploads[int(name)] = max(self._uploads[int(name)], count)

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 
 from acefl import keyed
 from acefl.errors import NothingInFlight
+from acefl.fleets.base import Fleet
 from acefl.fleets.lazy import LazyWork
 from acefl.rules.ace import ClientMemory
 from acefl.state import lend
 from acefl.tasks.base import Task
-from acefl.timing import Durations, Scenario
+from acefl.timing import Durations, Scenario, dropouts
 from acefl.types import Arrival, Event, Left, Lost, State, Vector
 
 _WORK_STREAM, _IDLE_STREAM, _SAMPLE_STREAM = 11, 12, 13
@@ -32,11 +33,14 @@ def simulated_fleet(task: Task, scenario: Scenario, seed: int, *, differences: b
     return kind(task, scenario, seed, ClientMemory() if differences else None)
 
 
-class SimulatedFleet:
+class SimulatedFleet(Fleet):
     """A heap of tasks by finishing time. Ties break by sequence number, not by client."""
 
     def __init__(self, task: Task, scenario: Scenario, seed: int, memory: ClientMemory | None) -> None:
         self.durations = Durations(scenario, task.clients, seed)
+        self._dropout_at, self._rejoin_at = scenario.dropout_at, scenario.rejoin_at
+        self._leavers = dropouts(scenario, task.clients, seed)
+        self._left = self._back_again = not self._leavers
         self.now = 0.0
         self._seed = seed
         self._ticks = scenario.clock == "tick"
@@ -49,11 +53,33 @@ class SimulatedFleet:
         self._idle: list[int] = []  # back from work of an earlier round: of any, while nobody waits for the others
         self._back: list[int] = []  # back from work of this round
         self._visits = [0] * task.clients
-        self.uploads = [0] * task.clients  # updates that have left a client, or may have, when it dropped out at work
+        self._uploads = [0] * task.clients  # updates that have left a client, or may have, when it dropped out at work
         self._gone: set[int] = set()
         self._departures: list[Lost | Left] = []  # not reported yet
         self._version = 0
         self._tasks = 0
+
+    @property
+    def clients(self) -> int:
+        return len(self._visits)
+
+    @property
+    def uploads(self) -> list[int]:
+        return self._uploads
+
+    def mean_times(self) -> list[float]:
+        return self.durations.mean
+
+    def progressed(self, spent: float) -> bool:
+        """Clients that drop out at this share of the budget go, and those that rejoin come back."""
+        before = self._left, self._back_again
+        if not self._left and spent >= self._dropout_at:
+            self.drop(self._leavers)
+            self._left = True
+        if not self._back_again and self._rejoin_at is not None and spent >= self._rejoin_at:
+            self.rejoin(self._leavers)
+            self._back_again = True
+        return (self._left, self._back_again) != before
 
     def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> list[int] | None:
         self._version = version
@@ -118,7 +144,7 @@ class SimulatedFleet:
         when, task_id, client, trained_on = heapq.heappop(self._heap)
         self.now = when
         self._back.append(client)
-        self.uploads[client] += 1
+        self._uploads[client] += 1
         update = self._work.take(task_id)
         if self._memory is not None:
             update = self._memory.difference(client, update)
@@ -138,7 +164,7 @@ class SimulatedFleet:
         for _, task_id, client, _ in sorted(self._heap):
             if client in leaving:
                 self._work.drop(task_id)
-                self.uploads[client] += 1
+                self._uploads[client] += 1
                 self._departures.append(Lost(client, task_id))
         for client in self._new:
             if client in leaving:
@@ -165,9 +191,11 @@ class SimulatedFleet:
             "idle": list(self._idle),
             "back": list(self._back),
             "visits": list(self._visits),
-            "uploads": list(self.uploads),
+            "uploads": list(self._uploads),
             "gone": sorted(self._gone),
             "departures": [[event.client, getattr(event, "task", None)] for event in self._departures],
+            "left": self._left,
+            "back_again": self._back_again,
             "version": self._version,
             "tasks": self._tasks,
             "work": self._work.state_dict(),
@@ -178,11 +206,12 @@ class SimulatedFleet:
         self.now = float(state["now"])
         self._heap = [(float(when), int(t), int(client), int(version)) for when, t, client, version in state["heap"]]
         self._new, self._idle, self._back = (list(state[name]) for name in ("new", "idle", "back"))
-        self._visits, self.uploads = list(state["visits"]), list(state["uploads"])
+        self._visits, self._uploads = list(state["visits"]), list(state["uploads"])
         self._gone = set(state["gone"])
         self._departures = [
             Left(client) if task_id is None else Lost(client, task_id) for client, task_id in state["departures"]
         ]
+        self._left, self._back_again = bool(state["left"]), bool(state["back_again"])
         self._version, self._tasks = int(state["version"]), int(state["tasks"])
         self._work.load_state_dict(state["work"])
         if self._memory is not None:
@@ -224,7 +253,7 @@ class SampledFleet(SimulatedFleet):
         age = int(self.durations.of(client, visit))
         trained_on = max(self._version - age, min(self._history))
         self._visits[client] += 1
-        self.uploads[client] += 1
+        self._uploads[client] += 1
         self._tasks += 1
         key = work_key(self._seed, client, visit)
         self._work.add(task_id, client, key, self._history[trained_on], trained_on)

@@ -86,14 +86,14 @@ class ErrorTerms(Observer):
     def started(self, run: RunInProgress) -> None:
         task = task_of(run, "an error term")
         require(
-            run.settings.uploads is not Upload.MODEL,
+            run.method.uploads is not Upload.MODEL,
             "the error terms are those of a sum of updates; this method mixes models",
         )
         self._task, self._versions_out = task, run.fleet.versions_out
         model = run.server.model
         self._full = _full_gradients(task, model, self._gradients_wanted)
-        self._shadow = Shadow(run.settings, task.clients, task.samples, model, self._slots)
-        self._cache_is_history = run.settings.cache_is_history
+        self._shadow = Shadow(run.method, task.clients, task.samples, model, self._slots)
+        self._cache_is_history = run.method.cache_is_history
         self._models = {0: model.clone()}
         self._most_models = _SPARE_MODELS
         self._stale = [0] * task.clients

@@ -44,7 +44,7 @@ class Participation(Observer):
 
     def started(self, run: RunInProgress) -> None:
         self._run = weakref.ref(run)  # which holds this probe
-        self._settings, self._samples, self._events = run.settings, run.samples, run.events
+        self._settings, self._samples, self._events = run.method, run.samples, run.events
         self._version = 0
         self._shown = 0  # arrivals before the last evaluation
         self._follow(self._mean_times())

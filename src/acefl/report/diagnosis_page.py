@@ -35,6 +35,7 @@ def render(directory: Path) -> str:
         looks=found.looks if methods is not None else {},
         amplification=found.amplification is not None,
         rate=found.rate is not None,
+        cached_terms=methods is not None and any("noise_all" in run.metrics for run in methods.runs),
         made={
             "Command": str(found.content.get("command", "")),
             "Took": f"{float(found.content.get('wall_seconds') or 0):.0f} s for all of it",

@@ -14,8 +14,8 @@ from acefl.optimizers import Optimizer
 from acefl.probes import ErrorTerms, Participation
 from acefl.record import Run
 from acefl.rules import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff
+from acefl.runs.simulate import simulate
 from acefl.schedules import Schedule
-from acefl.simulation import simulate
 from acefl.stop import Stop
 from acefl.tasks.sources import TaskSource, build_task
 from acefl.timing import Scenario

@@ -23,7 +23,7 @@ from acefl.core.settings import label, plain, settings_of
 from acefl.errors import InvalidInput, require
 from acefl.record import FORMAT, command_line, machine
 from acefl.rules import ACE, imported_from
-from acefl.simulation import Simulation
+from acefl.runs.simulate import simulation
 from acefl.stop import Stop
 from acefl.studies.jobs import Job, Jobs, Progress, open_jobs
 from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, TUNING_SEED, RunSpec, score_of
@@ -328,7 +328,7 @@ def _best(trials: Sequence[Trial]) -> Trial:
 def _score_until(part: tuple[RunSpec, int]) -> Scored:
     """The objective after so many quarters of a run, and the uploads it took."""
     spec, quarters = part
-    simulation = Simulation(
+    training = simulation(
         build_task(spec.task, spec.seed),
         spec.rule,
         lr=spec.lr,
@@ -337,8 +337,8 @@ def _score_until(part: tuple[RunSpec, int]) -> Scored:
         seed=spec.seed,
         evaluations=spec.evaluations,
     )
-    for spent in simulation.advance():
+    for _, spent in training.advance():
         if spent >= quarters / WHOLE:
             break
-    run = simulation.result()
+    run = training.result()
     return score_of(run), len(run.events)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,11 +13,55 @@ from acefl.types import Vector
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How good a model is: overall metrics, and every client's own loss and (where there is one) accuracy."""
+    """How good a model is: overall metrics, and every client's loss and (where there is one) accuracy.
+
+    Each client's score is there twice where it can be: on the data that the client trains on, and on data that nobody
+    trains on (held out). A client of which there is nothing to judge by has NaN, and the means in `metrics` leave it
+    out; that of a model that has diverged is NaN or infinite.
+    """
 
     metrics: dict[str, float]
-    client_loss: torch.Tensor
-    client_accuracy: torch.Tensor | None = None
+    client_loss: torch.Tensor | None = None  # on the data that the client trains on
+    client_accuracy: torch.Tensor | None = None  # the same
+    heldout_loss: torch.Tensor | None = None
+    heldout_accuracy: torch.Tensor | None = None
+    answered: frozenset[int] | None = None  # whose scores these are, where clients were asked; None: everybody's
+
+    def per_client(self) -> dict[str, torch.Tensor]:
+        """Columns of `run.clients`, where there are such scores."""
+        columns = {
+            "accuracy": self.client_accuracy,
+            "loss": self.client_loss,
+            "heldout_accuracy": self.heldout_accuracy,
+            "heldout_loss": self.heldout_loss,
+        }
+        return {name: values for name, values in columns.items() if values is not None}
+
+
+def scores_by_speed(found: Evaluation, slow: torch.Tensor, fast: torch.Tensor) -> dict[str, float]:
+    """Scores of the slowest and the fastest clients and of the worst served, for a row of `run.history`.
+
+    Clients without a score are left out, and counted: `unscored_clients`, `heldout_unscored_clients`.
+    """
+    row: dict[str, float] = {}
+    for held, accuracy, loss in (
+        ("", found.client_accuracy, found.client_loss),
+        ("heldout_", found.heldout_accuracy, found.heldout_loss),
+    ):
+        # then a NaN is no divergence
+        sound = found.answered is not None or math.isfinite(found.metrics.get(f"{held}client_loss", math.nan))
+        for score, values, worst in (("accuracy", accuracy, torch.min), ("loss", loss, torch.max)):
+            if values is None:
+                continue
+            scored = ~values.isnan() if sound else torch.ones_like(values, dtype=torch.bool)
+            if not scored.any():
+                continue
+            row[f"{held}slow_{score}"] = float(values[slow][scored[slow]].mean())
+            row[f"{held}fast_{score}"] = float(values[fast][scored[fast]].mean())
+            row[f"{held}worst_{score}"] = float(worst(values[scored]))
+            if not scored.all():
+                row[f"{held}unscored_clients"] = int((~scored).sum())
+    return row
 
 
 class Task(Protocol):

@@ -97,6 +97,8 @@ class Quadratic:
                 "grad_norm": float((self.mean_hessian @ away).norm()),
                 "loss": loss,
                 "client_loss": loss,
+                "heldout_client_loss": loss,
             },
             client_loss,
+            heldout_loss=client_loss,  # F_i itself and no sample of it: there is nothing to overfit
         )

@@ -6,14 +6,13 @@ import contextlib
 import copy
 import functools
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, default_collate
 
@@ -24,6 +23,7 @@ from acefl.tasks.batch_norm import refuse_running_statistics, uses_batch_statist
 from acefl.tasks.channels_last import ChannelsLast, convolution_weights
 from acefl.tasks.compute import Batch, Gradients, OneByOne, Replayed, Together
 from acefl.tasks.local_work import LocalWork
+from acefl.tasks.scoring import BatchLoss, LabelMix, Part, Samples, Scored, Scores, are_labels, even_pieces, score
 from acefl.types import Vector
 
 COMPUTE = ("auto", "one-by-one", "together")
@@ -53,7 +53,7 @@ class LocalSteps:
 
 
 class TorchTask:
-    """A model, a loss that averages over its batch, and every client's data.
+    """A model, a loss of a batch, and every client's data.
 
     clients: one entry each, an `(inputs, targets)` tuple of tensors or arrays (inputs may be a dict of them, given to
     the model by name), or a map-style Dataset of `(input, target)`, which is read once. A client's work is one
@@ -64,8 +64,14 @@ class TorchTask:
     prepare: turns stored inputs into what the model takes (say uint8 pixels into normalised floats), on the device.
     augment: changes minibatches in training, from keys alone; called with inputs of (clients, samples, ...) and a
     tensor of one key per client.
+    client_tests: data that clients do not train on, one entry each in the same forms: what held-out scores are of.
+    Without them they are of `test`, where targets are classes: every class by the client's share of it.
     evaluate_on: judge each client by so many of its samples at most, instead of by all of them. evaluation_batch:
     samples per call when evaluating.
+
+    A client's loss is `loss` called once on all its data (on even pieces, averaged by their numbers of samples, where
+    it has more than `evaluation_batch`), as is the test set's. A loss that adds up over its batch is reported for a
+    batch of the training size. Losses are never averages of single samples' losses, unless that is the same.
     bf16: forward and backward in bfloat16 autocast; channels_last: that memory format for 4-d inputs and weights.
     """
 
@@ -78,6 +84,7 @@ class TorchTask:
         clients: Sequence[ClientData],
         *,
         test: ClientData | None = None,
+        client_tests: Sequence[ClientData] | None = None,
         batch: int = 20,
         local: LocalSteps | LocalWork | None = None,
         ridge: float = 0.0,
@@ -93,6 +100,7 @@ class TorchTask:
     ) -> None:
         require(len(clients) >= 1, "clients is empty; allowed: at least one client's data")
         require(batch >= 1, f"batch is {batch}; allowed: at least 1")
+        require(evaluation_batch >= 1, f"evaluation_batch is {evaluation_batch}; allowed: at least 1")
         one_of("compute", compute, COMPUTE)
         refuse_running_statistics(model)
         self.device = torch.device(device)
@@ -118,13 +126,17 @@ class TorchTask:
         self._batch, self._evaluation_batch = batch, evaluation_batch
         self._local = local
         self._ridge = ridge
-        self._load(clients, test)
-        self._judged = self._first_of_each_client(evaluate_on)  # None: all of it
+        self._load(clients)
         self._random_forward = self._draws_random_numbers()
+        self._batch_loss = self._sized_loss()
+        self._own = self._first_of_each_client(evaluate_on)
+        self._test = self._samples([test]) if test is not None else None
+        self._client_tests = self._held_by_clients(client_tests)
+        self._label_mix = self._mix_of_labels()
         self.compute = self._choose(compute)
         self.batch_limit = self._most_at_once()
 
-    def _load(self, clients: Sequence[ClientData], test: ClientData | None) -> None:
+    def _load(self, clients: Sequence[ClientData]) -> None:
         """Put all data on the device once, clients one after another, so that a minibatch is a gather."""
         pairs = [_tensors(data) for data in clients]
         self.samples = [len(targets) for _, targets in pairs]
@@ -136,14 +148,50 @@ class TorchTask:
         self._counts = counts
         self._offsets = counts.cumsum(0) - counts
         self._owner = torch.repeat_interleave(torch.arange(self.clients, device=self.device), counts)
-        self._test = tree_map(lambda t: t.to(self.device), _tensors(test)) if test is not None else None
 
-    def _first_of_each_client(self, count: int | None) -> torch.Tensor | None:
+    def _samples(self, groups: Sequence[ClientData]) -> Samples:
+        """Data to evaluate on, on the device."""
+        pairs = [_tensors(data) for data in groups]
+        inputs = tree_map(lambda *parts: torch.cat(parts).to(self.device), *[inputs for inputs, _ in pairs])
+        targets = torch.cat([targets for _, targets in pairs]).to(self.device)
+        return self._grouped(inputs, targets, [len(targets) for _, targets in pairs])
+
+    def _grouped(self, inputs: Batch, targets: torch.Tensor, sizes: list[int]) -> Samples:
+        return Samples(inputs, targets, sizes, self._batch_loss.averages(targets))
+
+    def _first_of_each_client(self, count: int | None) -> Samples:
+        """What clients are judged by: their data, or the first few samples of each."""
+        require(count is None or count >= 1, f"evaluate_on is {count}; allowed: at least 1")
         if count is None or max(self.samples) <= count:
-            return None
-        require(count >= 1, f"evaluate_on is {count}; allowed: at least 1")
+            return self._grouped(self._inputs, self._targets, self.samples)
         place = torch.arange(len(self._owner), device=self.device) - self._offsets[self._owner]
-        return torch.nonzero(place < count).squeeze(1)
+        rows = torch.nonzero(place < count).squeeze(1)
+        sizes = [min(count, own) for own in self.samples]
+        return self._grouped(tree_map(lambda t: t[rows], self._inputs), self._targets[rows], sizes)
+
+    def _held_by_clients(self, tests: Sequence[ClientData] | None) -> Samples | None:
+        if tests is None:
+            return None
+        allowed = f"one entry for each of the {self.clients} clients"
+        require(len(tests) == self.clients, f"client_tests has {len(tests)} entries; allowed: {allowed}")
+        data = self._samples(tests)
+        for client, count in enumerate(data.sizes):
+            require(count >= 1, f"client_tests has no data for client {client}; allowed: at least one sample each")
+        return data
+
+    def _mix_of_labels(self) -> LabelMix | None:
+        """For held-out scores of clients that have no test data of their own."""
+        if self._test is None or self._client_tests is not None:
+            return None
+        labels = are_labels(self._targets) and are_labels(self._test.targets)
+        return LabelMix(self._targets, self.samples, self._test.targets) if labels else None
+
+    def _sized_loss(self) -> BatchLoss:
+        """The loss as evaluation calls it; how it takes batches of other sizes is tried on a minibatch."""
+        inputs, targets = self._draw([0], [0])
+        with torch.no_grad(), torch.random.fork_rng(devices=self._cuda_devices), self._evaluating():
+            sample = self._output(tree_map(lambda t: t[0], inputs)), targets[0]
+            return BatchLoss(self._loss, batch=self._batch, limit=self._evaluation_batch, sample=sample)
 
     def _draws_random_numbers(self) -> bool:
         """Whether a gradient uses torch's generators, as dropout does: tried, since no list of layers is complete."""
@@ -310,11 +358,14 @@ class TorchTask:
             yield
 
     def client_gradients(self, models: torch.Tensor, clients: list[int]) -> torch.Tensor:
-        """Row k: the exact gradient at models[k] of clients[k]'s loss over all its data.
+        """Row k: the exact gradient at models[k] of clients[k]'s loss over all its data, as evaluation defines it.
 
         Data are taken in pieces of a minibatch, so that clients with few samples and with many share one call.
         """
         self._refuse_inexact()
+        if not self._averages:
+            pairs = zip(models, clients, strict=True)
+            return torch.stack([self._whole_gradient(model, client) for model, client in pairs])
         owner, rows, weights = self._pieces(clients)
         limit, together = self.batch_limit, isinstance(self._in_pieces, Together)
         gradients = torch.zeros_like(models)
@@ -331,6 +382,8 @@ class TorchTask:
     def mean_gradient(self, model: Vector) -> Vector:
         """The exact gradient of the mean over clients of each one's loss over all its data."""
         self._refuse_inexact()
+        if not self._averages:
+            return torch.stack([self._whole_gradient(model, client) for client in range(self.clients)]).mean(0)
         gradient = self._ridge * model
         weights = 1.0 / (self.clients * self._counts[self._owner])
         for start in range(0, len(self._owner), self._evaluation_batch):
@@ -338,6 +391,27 @@ class TorchTask:
             batch = (tree_map(lambda t, p=part: t[p], self._inputs), weights[part])
             gradient += self._weighted_gradient(model, batch, self._targets[part])
         return gradient
+
+    @functools.cached_property
+    def _averages(self) -> bool:
+        """Whether a client's loss is the mean of its samples' own."""
+        return self._batch_loss.averages(self._targets)
+
+    def _whole_gradient(self, model: Vector, client: int) -> Vector:
+        """The exact gradient of a loss that has to see a client's data together."""
+        self._flat.copy_(model)
+        total, samples, start = torch.zeros_like(model), 0, int(self._offsets[client])
+        for size in self._batch_loss.pieces(self.samples[client]):
+            part = slice(start, start + size)
+            output = self._output(tree_map(lambda t, p=part: t[p], self._inputs))
+            start += size
+            if self._batch_loss.nothing_counts(output, self._targets[part]):
+                continue
+            loss = self._batch_loss(output, self._targets[part])
+            gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+            total += size * torch.cat([g.reshape(-1) for g in gradients])
+            samples += size
+        return total / max(samples, 1) + self._ridge * model
 
     def _refuse_inexact(self) -> None:
         alone = not self._random_forward and not uses_batch_statistics(self._module)
@@ -367,63 +441,61 @@ class TorchTask:
 
     def _weighted_loss(self, flat: Vector, batch: Any, targets: torch.Tensor) -> torch.Tensor:
         inputs, weights = batch
-        return torch.dot(self._losses(self._output(inputs, self._named(flat)), targets), weights)
+        return torch.dot(self._batch_loss.of_samples(self._output(inputs, self._named(flat)), targets), weights)
 
     def _weighted_gradient(self, model: Vector, batch: Any, targets: torch.Tensor) -> Vector:
         inputs, weights = batch
         self._flat.copy_(model)
-        loss = torch.dot(self._losses(self._output(inputs), targets), weights)
+        loss = torch.dot(self._batch_loss.of_samples(self._output(inputs), targets), weights)
         gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
         return torch.cat([g.reshape(-1) for g in gradients])
 
     def evaluate(self, model: Vector) -> Evaluation:
         self._flat.copy_(model)
+        with self._evaluating():
+            own = score(self._batch_loss, self._outputs(self._own), self._own)
+            test, held_out = self._held_out()
+        overall = test or own
+        penalty = 0.5 * self._ridge * float(model @ model) if self._ridge else 0.0
+        client_loss, client_accuracy = own.groups.loss + penalty, own.groups.accuracy
+        metrics = {"loss": overall.loss, "client_loss": float(client_loss[own.groups.counts].mean())}
+        if overall.accuracy is not None:
+            metrics["accuracy"] = overall.accuracy
+        if held_out is None:
+            return Evaluation(metrics, client_loss, client_accuracy)
+        metrics["heldout_client_loss"] = float(held_out.loss[held_out.counts].mean())
+        if held_out.accuracy is not None:
+            metrics["heldout_client_accuracy"] = float(held_out.accuracy[~held_out.accuracy.isnan()].mean())
+        return Evaluation(metrics, client_loss, client_accuracy, held_out.loss, held_out.accuracy)
+
+    def _held_out(self) -> tuple[Scored | None, Scores | None]:
+        """What the test set says, and every client's scores on data it does not train on."""
+        test, mixed = None, None
+        if self._test is not None:
+            outputs = list(self._outputs(self._test)) if self._label_mix else self._outputs(self._test)
+            test = score(self._batch_loss, outputs, self._test)
+            if self._label_mix is not None and isinstance(outputs, list):
+                mixed = self._label_mix.scores(self._batch_loss, outputs, test)
+        if self._client_tests is None:
+            return test, mixed
+        return test, score(self._batch_loss, self._outputs(self._client_tests), self._client_tests).groups
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
         self._module.eval()
         try:
-            losses, hits = self._per_sample(*self._own_data())
-            test = self._per_sample(*self._test) if self._test is not None else (losses, hits)
+            with torch.no_grad():
+                yield
         finally:
             self._module.train()
-        penalty = 0.5 * self._ridge * float(model @ model) if self._ridge else 0.0
-        client_loss = self._per_client(losses) + penalty
-        client_accuracy = self._per_client(hits) if hits is not None else None
-        metrics = {"loss": float(test[0].mean()), "client_loss": float(client_loss.mean())}
-        if test[1] is not None:
-            metrics["accuracy"] = float(test[1].mean())
-        return Evaluation(metrics, client_loss, client_accuracy)
 
-    def _own_data(self) -> tuple[Batch, torch.Tensor]:
-        """What clients are judged by: their data, or the first few samples of each."""
-        if self._judged is None:
-            return self._inputs, self._targets
-        return tree_map(lambda t: t[self._judged], self._inputs), self._targets[self._judged]
-
-    def _per_client(self, values: torch.Tensor) -> torch.Tensor:
-        owner = self._owner if self._judged is None else self._owner[self._judged]
-        totals = torch.zeros(self.clients, dtype=torch.float64, device=self.device)
-        counts = torch.bincount(owner, minlength=self.clients)
-        return (totals.index_add_(0, owner, values.double()) / counts).cpu()
-
-    @torch.no_grad()
-    def _per_sample(self, inputs: Batch, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Every sample's own loss, and whether it is classified right where that means something."""
-        losses, hits = [], []
-        parts = math.ceil(len(targets) / self._evaluation_batch)
-        size = math.ceil(len(targets) / parts)  # even parts, as a batch of one has no batch statistics
-        for start in range(0, len(targets), size):
+    def _outputs(self, data: Samples) -> Iterator[Part]:
+        """The model's outputs with their targets, in parts that are small enough."""
+        start = 0
+        for size in even_pieces(len(data.targets), self._evaluation_batch):
             part = slice(start, start + size)
-            output, target = self._output(tree_map(lambda t, p=part: t[p], inputs)), targets[part]
-            losses.append(self._losses(output, target))
-            if output.dim() == 2 and target.dim() == 1 and not target.is_floating_point():
-                hits.append((output.argmax(1) == target).float())
-        return torch.cat(losses), torch.cat(hits) if hits else None
-
-    def _losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        try:
-            return vmap(self._loss)(outputs.unsqueeze(1), targets.unsqueeze(1))
-        except RuntimeError:  # a loss that looks at values, which vmap cannot batch
-            pairs = zip(outputs.split(1), targets.split(1), strict=True)
-            return torch.stack([self._loss(output, target) for output, target in pairs])
+            yield self._output(tree_map(lambda t, p=part: t[p], data.inputs)), data.targets[part]
+            start += size
 
 
 def _tensors(data: ClientData) -> tuple[Any, torch.Tensor]:

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from acefl import keyed, wire
 from acefl.errors import NothingInFlight, one_of, require
-from acefl.federation import Refusal, Trip
+from acefl.fleets.base import Fleet, Refusal, Trip
 from acefl.fleets.flower.post import LEAST, Post, Undelivered
 from acefl.fleets.flower.records import (
     MODEL,
@@ -33,8 +33,7 @@ from acefl.fleets.flower.records import (
 )
 from acefl.fleets.flower.roster import FAILURES, Node, Roster
 from acefl.fleets.flower.survey import Survey
-from acefl.server import Server
-from acefl.types import Arrival, Event, Lost, State, Vector
+from acefl.types import Arrival, Event, Joined, Left, Lost, Restarted, State, Vector
 
 log = logging.getLogger("acefl")
 
@@ -71,8 +70,11 @@ class _Task:
 Result = Answer | Findings | Refused | Undelivered
 
 
-class FlowerFleet:
+class FlowerFleet(Fleet):
     """Keeps every connected node busy. `now` moves only in `next`, so that all arrivals of a turn have one time."""
+
+    virtual = False
+    travels = True
 
     def __init__(
         self,
@@ -100,11 +102,10 @@ class FlowerFleet:
         self._base: dict[int, int] = {}  # client -> its task that is in client-held ACE's sum: what it differences from
         self._sent: Counter[int] = Counter()  # node id -> tasks
         self._silent: Counter[int] = Counter()  # node id -> those of them that certainly led to no upload
-        self.on_send: Callable[..., None] | None = None
         self._answered: dict[int, tuple[_Task, Answer]] = {}  # arrivals that the server has not judged yet
         self._refused: list[Refusal] = []
         self._surveys: dict[int, Survey] = {}
-        self._server: Server | None = None
+        self._news: list[Event] = []  # of who joined and who is not waited for, not reported yet
         self._tasks = self._version = 0
         self._newcomers_only = False
         self._began = self._last_seen = clock()
@@ -142,9 +143,6 @@ class FlowerFleet:
     def foreign(self) -> int:
         """Answers to messages of which we know nothing."""
         return self._post.foreign
-
-    def attach(self, server: Server) -> None:
-        self._server = server
 
     def wait_for(self, count: int) -> None:
         """Wait until so many nodes are connected; time counts from then on."""
@@ -209,12 +207,13 @@ class FlowerFleet:
 
     def next(self) -> list[Event]:
         self._end_if_nothing_can_come()
-        results = self._post.collect(max(0.0, self._scanned + SCAN - self._clock()))
+        results = self._post.collect(0.0 if self._news else max(0.0, self._scanned + SCAN - self._clock()))
         self.now = self._clock() - self._began
         if self._differences:
             self._look_for_lost_memories(results)
         events = [self._event(task, result) for task, result in results]
-        return [event for event in events if event is not None]
+        news, self._news = self._news, []
+        return [*news, *(event for event in events if event is not None)]
 
     def versions_out(self) -> set[int]:
         return {task.order.version for task in self._post.out()}
@@ -276,21 +275,18 @@ class FlowerFleet:
         Without a table there is one way to a sum that is right: everybody sends the whole gradient once more.
         Changes of the old sum that are under way are refused when they come.
         """
-        assert self._server is not None
         log.warning("%s: all clients send theirs anew", why)
         self._base.clear()
         self._new = {node.client for node in self._roster.nodes}
-        self._server.rule.restart()  # type: ignore[attr-defined]
-        for node in self._roster.nodes:
-            if not node.connected:
-                self._server.leave(node.client)
+        self._news.append(Restarted())
+        self._news += [Left(node.client) for node in self._roster.nodes if not node.connected]
 
     def _failed(self, node: Node, reason: str) -> None:
         self._roster.failed(node, reason)
-        if node.failures >= FAILURES and self._newcomers_only and self._server is not None:
-            self._server.leave(node.client)
+        if node.failures >= FAILURES and self._newcomers_only:
+            self._news.append(Left(node.client))
 
-    def heard(self, arrival: Arrival, reason: str) -> Trip:
+    def acknowledge(self, arrival: Arrival, reason: str) -> Trip:
         task, result = self._answered.pop(arrival.task)
         if reason:
             self._failed(task.node, reason)
@@ -328,8 +324,8 @@ class FlowerFleet:
 
     def _take_in(self, joined: list[Node]) -> None:
         self._new.update(node.client for node in joined)
-        if joined and self._server is not None:
-            self._server.join(self.clients)
+        if joined:
+            self._news.append(Joined(self.clients))
 
     def survey(self, model: Vector, version: int) -> None:
         """Ask every connected node to evaluate this model; training goes on beside it."""
@@ -383,6 +379,7 @@ class FlowerFleet:
 
         The clients' memories of differences belong to the process that died, so client-held ACE starts its sum anew.
         """
+        self._news = []
         self._roster.load(int(node_id) for node_id in state["nodes"])
         self.now = float(state["now"])
         self._began = self._clock() - self.now

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from acefl.federation import Judgement
+import torch
+
 from acefl.fleets.flower.records import Findings
+from acefl.tasks.base import Evaluation
 
 ACCURACY, LOSS = ("accuracy", "eval_acc"), ("loss", "eval_loss")  # ours, and those of Flower's own templates
 
@@ -18,11 +20,12 @@ class Survey:
     waiting: set[int]  # clients
     found: dict[int, Findings] = field(default_factory=dict)
 
-    def judgement(self) -> Judgement:
+    def evaluation(self, clients: int) -> Evaluation:
         """Every client's loss and accuracy, and `client_loss`, in which every client counts the same."""
         loss, accuracy = self._each(LOSS), self._each(ACCURACY)
         metrics = {"client_loss": sum(loss.values()) / len(loss)} if loss else {}
-        return Judgement(metrics, loss, accuracy)
+        answered = frozenset(self.found)
+        return Evaluation(metrics, _column(loss, clients), _column(accuracy, clients), answered=answered)
 
     def means(self) -> dict[str, float]:
         """Every metric's mean over clients, weighted by their numbers of samples, as Flower's strategies do it."""
@@ -41,3 +44,13 @@ class Survey:
             for client, found in sorted(self.found.items())
             if any(name in found.metrics for name in names)
         }
+
+
+def _column(values: dict[int, float], clients: int) -> torch.Tensor | None:
+    """A number per client, NaN where there is none; None where there are none at all."""
+    if not values:
+        return None
+    column = torch.full((clients,), float("nan"), dtype=torch.float64)
+    for client, value in values.items():
+        column[client] = value
+    return column

@@ -17,13 +17,15 @@ from acefl.admission import NormLimit
 from acefl.checkpoint import Every
 from acefl.core.rule import Method, Upload
 from acefl.errors import require
-from acefl.federation import Federation, Judgement, go
 from acefl.fleets.flower.fleet import FlowerFleet, Wires
 from acefl.fleets.flower.records import ModelLayout
 from acefl.observers import Observer
 from acefl.optimizers import Optimizer
+from acefl.runs.saving import run_to_end
+from acefl.runs.training import Training
 from acefl.schedules import Schedule
 from acefl.stop import Stop
+from acefl.tasks.base import Evaluation
 from acefl.types import Step, Vector
 
 log = logging.getLogger("acefl")
@@ -71,10 +73,10 @@ def run_async(
     fleet = FlowerFleet(grid, layout, wires, differences=rule.uploads is Upload.CHANGE, config=train_config)
     results = Results(layout, evaluate_fn)
     fleet.wait_for(nodes)
-    federation = Federation(
-        layout.flat(initial_arrays),
+    training = Training(
         rule,
         fleet,
+        model=layout.flat(initial_arrays),
         lr=lr,
         stop=stop,
         config={
@@ -88,8 +90,8 @@ def run_async(
         optimizer=optimizer,
         schedule=schedule,
     )
-    rounds = _Surveys(surveys, fleet, federation, results, drain)
-    made = go(federation, rounds.after_turn, rounds.last, out=out, checkpoint=checkpoint)
+    rounds = _Surveys(surveys, fleet, training, results, drain)
+    made = run_to_end(training, out=out, checkpoint=checkpoint, after_turn=rounds.after_turn, before_last=rounds.last)
     if out is not None:
         from acefl import report
 
@@ -101,28 +103,28 @@ def run_async(
 class _Surveys:
     """Asks the nodes to evaluate at even shares of the budget, and at the end."""
 
-    def __init__(self, times: int, fleet: FlowerFleet, federation: Federation, results: Results, drain: float) -> None:
+    def __init__(self, times: int, fleet: FlowerFleet, training: Training, results: Results, drain: float) -> None:
         self._times, self._done, self._drain = times, 1, drain
-        self._fleet, self._federation, self._results = fleet, federation, results
+        self._fleet, self._training, self._results = fleet, training, results
         self._steps: dict[int, Step] = {}
 
     def after_turn(self, step: Step, spent: float) -> None:
         if spent < 1.0 and self._done <= spent * self._times:
             self._done = math.floor(spent * self._times + 1e-9) + 1
             self._ask(step)
-        self._results.take(self._fleet, self._federation, self._steps)
+        self._results.take(self._fleet, self._training, self._steps)
 
     def last(self) -> None:
         self._fleet.drain(self._drain)
         if self._times:
-            self._ask(self._federation.step)
+            self._ask(self._training.step)
             self._fleet.drain(self._drain)
-        self._results.take(self._fleet, self._federation, self._steps)
-        self._federation.config["nodes"] = [str(node_id) for node_id in self._fleet.node_ids]
+        self._results.take(self._fleet, self._training, self._steps)
+        self._training.config["nodes"] = [str(node_id) for node_id in self._fleet.node_ids]
 
     def _ask(self, step: Step) -> None:
         self._steps[step.version] = step
-        self._fleet.survey(self._federation.server.model, step.version)
+        self._fleet.survey(self._training.server.model, step.version)
 
 
 class Results:
@@ -132,23 +134,23 @@ class Results:
         self._layout, self._evaluate = layout, evaluate_fn
         self.result = Result()
 
-    def judge(self, model: Vector, version: int) -> Judgement | None:
+    def judge(self, model: Vector, version: int) -> Evaluation | None:
         """The user's evaluation on the server; runs in the evaluation's thread."""
         assert self._evaluate is not None
         found = self._evaluate(version, self._layout.arrays(model))
         if found is None:
             return None
         self.result.evaluate_metrics_serverapp[version] = found
-        return Judgement({name: float(value) for name, value in found.items() if isinstance(value, int | float)})
+        return Evaluation({name: float(value) for name, value in found.items() if isinstance(value, int | float)})
 
-    def take(self, fleet: FlowerFleet, federation: Federation, steps: dict[int, Step]) -> None:
+    def take(self, fleet: FlowerFleet, training: Training, steps: dict[int, Step]) -> None:
         """What the nodes said since the last call."""
-        federation.sample_counts.update(fleet.samples)
+        training.sample_counts.update(fleet.samples)
         for survey in fleet.surveys():
             if survey.found:
                 self.result.evaluate_metrics_clientapp[survey.version] = MetricRecord(dict(survey.means()))
-                federation.judged(steps.pop(survey.version), survey.judgement())
+                training.add_evaluation(steps.pop(survey.version), survey.evaluation(fleet.clients))
         if fleet.metrics:
             means = {name: sum(values) / len(values) for name, values in fleet.metrics.items()}
-            self.result.train_metrics_clientapp[federation.server.version] = MetricRecord(dict(means))
+            self.result.train_metrics_clientapp[training.server.version] = MetricRecord(dict(means))
             fleet.metrics = {}

@@ -1,0 +1,150 @@
+"""One simulated run, from a task and a method to numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from acefl.admission import NormLimit
+from acefl.checkpoint import Every
+from acefl.core.files import check_replaceable
+from acefl.core.rule import Method, Upload
+from acefl.core.settings import label
+from acefl.errors import require
+from acefl.fleets.simulated import simulated_fleet
+from acefl.observers import Observer
+from acefl.optimizers import Optimizer
+from acefl.record import Run
+from acefl.runs.saving import run_from_start, run_to_end
+from acefl.runs.training import Progress, Training
+from acefl.schedules import Schedule
+from acefl.stop import Stop
+from acefl.tasks.base import Task
+from acefl.timing import Scenario
+
+
+def simulate(
+    task: Task,
+    rule: Method,
+    *,
+    lr: float,
+    scenario: Scenario | None = None,
+    stop: Stop | None = None,
+    seed: int = 0,
+    out: str | os.PathLike[str] | None = None,
+    evaluations: int = 50,
+    observers: Sequence[Observer] = (),
+    progress: Progress | None = None,
+    checkpoint: Every | None = None,
+    norm_limit: NormLimit | None = None,
+    optimizer: Optimizer | None = None,
+    schedule: Schedule | None = None,
+) -> Run:
+    """Train `task` by `rule` in virtual time, evaluating `evaluations` times at even shares of the budget.
+
+    The same arguments give the same run, bit for bit. With `norm_limit` the server refuses or clips updates that are
+    out of line with the other clients'. `optimizer` makes the step of the rule's direction (see `acefl.optimizers`),
+    `schedule` changes the learning rate over the budget (see `acefl.schedules`). With `out` the run is also saved
+    there. With `checkpoint` its state is saved there now and then: if the process is killed, `acefl.resume(out)` goes
+    on as if it had not been.
+    """
+
+    _refuse_mixed_up(task, rule, scenario, stop)
+
+    def begin() -> Training:
+        return simulation(
+            task,
+            rule,
+            lr=lr,
+            scenario=scenario or Scenario(),
+            stop=stop or Stop(arrivals=10_000),
+            seed=seed,
+            evaluations=evaluations,
+            observers=observers,
+            norm_limit=norm_limit,
+            optimizer=optimizer,
+            schedule=schedule,
+        )
+
+    if checkpoint is not None:
+        require(out is not None, "checkpoint needs a directory to write to; pass out=")
+        assert out is not None
+        return run_from_start(begin, checkpoint, out, progress)
+    if out is not None:
+        check_replaceable(Path(out))
+    return run_to_end(begin(), out=out, progress=progress)
+
+
+def simulation(
+    task: Task,
+    rule: Method,
+    *,
+    lr: float,
+    scenario: Scenario,
+    stop: Stop,
+    seed: int = 0,
+    evaluations: int = 50,
+    observers: Sequence[Observer] = (),
+    norm_limit: NormLimit | None = None,
+    optimizer: Optimizer | None = None,
+    schedule: Schedule | None = None,
+) -> Training:
+    """A run in virtual time that has not begun."""
+    scenario = _with_rounds(rule, scenario, task.clients)
+    return Training(
+        rule,
+        simulated_fleet(task, scenario, seed, differences=rule.uploads is Upload.CHANGE),
+        lr=lr,
+        stop=stop,
+        config={
+            "seed": seed,
+            "task": task.describe(),
+            "objective": task.objective,
+            "scenario": dataclasses.asdict(scenario),
+            "clients": task.clients,
+            "compute": {"strategy": _strategy(task), "at_once": task.batch_limit},
+        },
+        task=task,
+        evaluations=evaluations,
+        observers=observers,
+        norm_limit=norm_limit,
+        optimizer=optimizer,
+        schedule=schedule,
+    )
+
+
+def _refuse_mixed_up(task: Any, rule: Any, scenario: Any, stop: Any) -> None:
+    """One clear line for the slips people make: a class for its settings, a number for a budget, a name for a task."""
+    require(hasattr(task, "updates"), f"task is {task!r}; allowed: a task such as acefl.tasks.digits()")
+    name = rule.__name__ if isinstance(rule, type) else rule
+    allowed = "a method's settings such as acefl.ACE(), with its parentheses; your own derive from acefl.Method"
+    require(isinstance(rule, Method), f"rule is {name!r}; allowed: {allowed}")
+    allowed = "an acefl.Scenario such as Scenario(spread=30.0)"
+    require(scenario is None or isinstance(scenario, Scenario), f"scenario is {scenario!r}; allowed: {allowed}")
+    allowed = "an acefl.Stop such as Stop(arrivals=1000)"
+    require(stop is None or isinstance(stop, Stop), f"stop is {stop!r}; allowed: {allowed}")
+
+
+def _with_rounds(rule: Method, scenario: Scenario, clients: int) -> Scenario:
+    """The scenario for a method with rounds: who is drawn for one is who is at work."""
+    if not rule.rounds:
+        return scenario
+    require(
+        scenario.clock != "sampled",
+        f"{label(rule)} waits for its clients, which the sampled clock has none of; allowed: event and tick",
+    )
+    cohort = rule.cohort
+    if cohort is None:
+        return scenario
+    require(cohort <= clients, f"cohort is {cohort}; allowed: at most the number of clients, {clients}")
+    at_work = scenario.concurrency
+    require(at_work in (None, cohort), f"concurrency is {at_work}; allowed with {label(rule)}: {cohort}")
+    return dataclasses.replace(scenario, concurrency=cohort)
+
+
+def _strategy(task: Task) -> str:
+    """How the task's gradients are computed; a task that says nothing has a way of its own."""
+    return str(getattr(getattr(task, "compute", None), "name", "own"))

@@ -1,0 +1,354 @@
+"""A run in progress: the same for simulated, replayed and real clients."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from acefl.admission import Gate, NormLimit
+from acefl.core.rule import Method, Upload
+from acefl.core.settings import label, plain, settings_of, step_record
+from acefl.errors import NothingInFlight, require
+from acefl.fleets.base import Fleet
+from acefl.loop import dispatch, run
+from acefl.observers import Observer, add_columns, call_all, methods
+from acefl.optimizers import Optimizer
+from acefl.record import FORMAT, Events, Run, TravelEvents, machine
+from acefl.rules import imported_from
+from acefl.runs.evaluation import Evaluator, Judge, Row, by_task
+from acefl.schedules import Schedule, per_step
+from acefl.server import Server
+from acefl.stop import Stop
+from acefl.tasks.base import Evaluation, Task
+from acefl.types import Arrival, State, Step, Vector
+
+log = logging.getLogger("acefl")
+
+Progress = Callable[[float], None]  # called now and then with the fraction of the budget spent
+AfterTurn = Callable[[Step, float], None]  # where the run stands, and the share of the budget spent
+
+
+class Training:
+    """Everything that changes in a run, in one place, so that it can be watched, saved and resumed.
+
+    `task` is what the clients train on, where it is all here; else `judge` may evaluate models, and `config` describes
+    the task. `background`: whether training goes on beside evaluations; None: where time is real.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        fleet: Fleet,
+        *,
+        lr: float,
+        stop: Stop,
+        config: dict[str, Any],
+        task: Task | None = None,
+        model: Vector | None = None,
+        judge: Judge | None = None,
+        evaluations: int = 50,
+        samples: list[int] | None = None,
+        observers: Sequence[Observer] = (),
+        norm_limit: NormLimit | None = None,
+        optimizer: Optimizer | None = None,
+        schedule: Schedule | None = None,
+        background: bool | None = None,
+    ) -> None:
+        require(
+            not (norm_limit and method.uploads is Upload.CHANGE),
+            f"norm_limit with {label(method)}, whose clients send changes: one left out or cut would stay missing in "
+            "the sum; allowed: methods whose clients send whole updates",
+        )
+        require(
+            fleet.virtual or method.cohort is None,
+            f"{label(method)} draws the clients of a round, which only simulations do; allowed here: cohort=None",
+        )
+        if task is not None:
+            model, samples, judge = task.initial() if model is None else model, task.samples, by_task(task)
+        assert model is not None, "a run needs a model, or a task that has one"
+        self.method, self.fleet, self.stop, self.task, self.samples = method, fleet, stop, task, samples
+        self.observers = list(observers)
+        self.events = TravelEvents() if fleet.travels else Events()
+        self._arrivals = _Arrivals(fleet, self.events, self.observers)
+        clock = str(config.get("scenario", {}).get("clock", "event"))
+        self.server = Server(
+            model,
+            method.build(fleet.clients, model, samples),
+            lr,
+            fleet.clients,
+            gate=Gate(fleet.clients, model, finite=not (fleet.virtual and model.is_cuda), norm=norm_limit),
+            on_arrival=self._arrivals.note,
+            on_dispatch=call_all(methods(self.observers, "dispatched")),
+            on_lost=call_all(methods(self.observers, "lost")),
+            optimizer=optimizer,
+            schedule=schedule.over(fleet.clients, stop, per_step(method, clock)) if schedule else None,
+        )
+        self.config = configuration(method, lr, stop, model.numel()) | plain(config)
+        if norm_limit is not None:
+            self.config["norm_limit"] = dataclasses.asdict(norm_limit)
+        self.config |= step_record(optimizer, schedule)
+        self.evaluator = Evaluator(
+            judge,
+            evaluations,
+            self._arrivals.mean_times,
+            objective=task.objective if task is not None else None,
+            background=not fleet.virtual if background is None else background,
+        )
+        self.sample_counts = dict(enumerate(samples or ()))  # as clients have told them
+        self.step = Step(0, 0, 0.0, False)
+        self._last_step = 0  # arrivals when the model last changed
+        steps_alone = stop.arrivals is None and stop.time is None
+        self._patience = _patience(method, self.mean_times()) if fleet.virtual and steps_alone else math.inf
+        self._seconds = 0.0
+        for started in methods(self.observers, "started"):
+            started(self)
+
+    def mean_times(self) -> list[float]:
+        """Every client's mean task time; of real clients, as measured so far."""
+        return self._arrivals.mean_times()
+
+    def advance(self) -> Iterator[tuple[Step, float]]:
+        """Train to the end of the budget, one turn of the loop at a time: where the run stands, and the share spent.
+
+        Between two turns, and only there, the state can be saved.
+        """
+        began = time.perf_counter() - self._seconds
+        if not self.evaluator.rows:
+            self._look(0.0)
+            self._check_start()
+        if self.evaluator.hopeless:
+            return
+        try:
+            for step in run(self.server, self.fleet, self.stop):
+                self.step = step
+                spent = self.stop.progress(step)
+                self._note_refusals()
+                for observer in self.observers:
+                    observer.stepped(step, self.server)
+                if self.fleet.progressed(spent) and spent < 1.0:  # whoever can now be sent work gets it at once
+                    dispatch(self.server, self.fleet)
+                self._look(spent)
+                self._seconds = time.perf_counter() - began
+                yield step, spent
+                if self.evaluator.hopeless or (self.events.reasons and self._refuses_everything()):
+                    return
+                self._check_progress()
+        except NothingInFlight as reason:
+            if not self.server.accepted:
+                raise
+            log.warning("the run ends early: %s", reason)
+            self.config["ended"] = str(reason)
+
+    def complete(
+        self,
+        progress: Progress | None = None,
+        after_turn: AfterTurn | None = None,
+        before_last: Callable[[], None] | None = None,
+    ) -> Run:
+        """Train to the end. `after_turn` hears where the run stands after each turn of the loop; `before_last` is
+        called before the last evaluation."""
+        shown = 0.0
+        for step, spent in self.advance():
+            if after_turn is not None:
+                after_turn(step, spent)
+            if progress is not None and (spent - shown >= 0.01 or spent >= 1.0):
+                progress(min(spent, 1.0))
+                shown = spent
+        if before_last is not None:
+            before_last()
+        return self.finish()
+
+    def _look(self, spent: float) -> None:
+        self._tell_observers(self.evaluator.look(self.step, spent, self.server.model))
+
+    def _tell_observers(self, rows: list[Row]) -> None:
+        for row in rows:
+            for observer in self.observers:
+                observer.evaluated(row)
+
+    def _check_start(self) -> None:
+        """A loss that is not finite before anything was learnt comes from the data, and no method could be judged."""
+        if not self.evaluator.hopeless:
+            return
+        assert self.task is not None
+        losses = [self.evaluator.scores(client)["loss"] for client in range(self.fleet.clients)]
+        broken = [client for client, loss in enumerate(losses) if not math.isfinite(loss)]
+        named = ", ".join(map(str, broken[:5])) + (" and others" if len(broken) > 5 else "")
+        objective = self.task.objective
+        require(False, f"{objective} is not finite at the starting model; clients with such data: {named}")
+
+    def _check_progress(self) -> None:
+        """NothingInFlight for a run whose budget counts steps alone, when no more of them are to be expected."""
+        step = self.step
+        if step.stepped:
+            self._last_step = step.arrivals
+        elif step.arrivals - self._last_step > self._patience:
+            clock = self.config["scenario"]["clock"]
+            raise NothingInFlight(
+                f"no step in the last {step.arrivals - self._last_step:,} arrivals, and the budget counts steps alone: "
+                f"under the {clock} clock with these delays clients never send what "
+                f"{label(self.method)} waits for; a budget of arrivals or time ends such a run"
+            )
+
+    def _refuses_everything(self) -> bool:
+        """Whether so many arrivals in a row were refused that none will be accepted, and the budget never spent."""
+        rows = len(self.events.time)
+        first = rows - 2 * self.fleet.clients - 100
+        if first < 0 or not all(row in self.events.reasons for row in range(first, rows)):
+            return False
+        reason = self.events.reasons[rows - 1]
+        require(reason == "non-finite" or not self.fleet.virtual, f"every update of this task is refused: {reason}")
+        return reason == "non-finite"
+
+    def _note_refusals(self) -> None:
+        """Put what never became an arrival into the same books."""
+        for refusal in self.fleet.refusals():
+            self.server.count_refusal(refusal.client, refusal.reason)
+            nothing = Arrival(refusal.client, self.server.model, refusal.trained_on, self.server.version, -1)
+            self.events.add(self.fleet.now, nothing, refusal.reason, refusal.trip)
+            log.warning("refused an answer of client %d: %s", refusal.client, refusal.reason)
+
+    def add_evaluation(self, step: Step, found: Evaluation) -> None:
+        """Something was found out elsewhere about the model of an earlier step."""
+        self._tell_observers([self.evaluator.add(step, found)])
+
+    def finish(self) -> Run:
+        """Evaluate the final model and put everything together."""
+        self._tell_observers(self.evaluator.last(self.step, self.server.model))
+        return self.result()
+
+    def close(self) -> None:
+        """Let the clients and the threads go."""
+        self.fleet.close()
+        self.evaluator.close()
+
+    def clients(self) -> list[Row]:
+        """One row per client as of the last evaluation, with what the observers know of it."""
+        times, uploads, participation = self.mean_times(), self.fleet.uploads, self._participation
+        clients: list[Row] = [
+            {
+                "client": client,
+                "mean_time": times[client],
+                "samples": self.sample_counts.get(client, 0),
+                "participation": participation[client],
+                "last_sent": self.server.last_sent.get(client, -1),
+                **self.evaluator.scores(client),
+                "uploads": uploads[client],
+            }
+            for client in range(len(participation))
+        ]
+        return add_columns(clients, self.observers)
+
+    @property
+    def _participation(self) -> list[int]:
+        """Accepted arrivals of every client, also of those that have joined since the server last heard of it."""
+        known = self.server.participation
+        return known + [0] * (self.fleet.clients - len(known))
+
+    def result(self) -> Run:
+        return Run(
+            config={**self.config, "clients": self.fleet.clients},
+            metrics=self.evaluator.rows,
+            model=self.server.model,
+            steps=self.server.version,
+            arrivals=self.server.accepted,
+            time=self.fleet.now,
+            participation=self._participation,
+            clients=self.clients(),
+            events=self.events.frame(),
+            refused=dict(self.server.refused),
+            refused_by_client={client: dict(why) for client, why in self.server.refused_by_client.items()},
+            wall_seconds=self._seconds,
+            diverged=self.evaluator.diverged or self._refuses_everything(),
+        )
+
+    def state_dict(self) -> State:
+        return {
+            "server": self.server.state_dict(),
+            "fleet": self.fleet.state_dict(),
+            "evaluator": self.evaluator.state_dict(),
+            "events": self.events.state_dict(),
+            "arrivals": self._arrivals.state_dict(),
+            "samples": [[client, count] for client, count in self.sample_counts.items()],
+            "observers": [take() for take in methods(self.observers, "state_dict")],
+            "last_step": self._last_step,
+            "seconds": self._seconds,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        known = len(state["server"]["participation"])
+        if known > len(self.server.participation):
+            self.server.join(known)
+        self.server.load_state_dict(state["server"])
+        self.fleet.load_state_dict(state["fleet"])
+        self.evaluator.load_state_dict(state["evaluator"])
+        self.events.load_state_dict(state["events"])
+        self._arrivals.load_state_dict(state["arrivals"])
+        self.sample_counts = {client: count for client, count in state["samples"]}
+        for give, own in zip(methods(self.observers, "load_state_dict"), state["observers"], strict=True):
+            give(own)
+        self._last_step, self._seconds = int(state["last_step"]), float(state["seconds"])
+        self.step = Step(self.server.accepted, self.server.version, self.fleet.now, False)
+
+
+class _Arrivals:
+    """Writes arrivals down and tells the observers. It does not know the server, which holds it: a circle would keep
+    a table's file open after the run is dropped."""
+
+    def __init__(self, fleet: Fleet, events: Events, observers: list[Observer]) -> None:
+        self._fleet, self._events, self._observers = fleet, events, observers
+        self._work: dict[int, tuple[float, int]] = {}  # client -> time spent on accepted tasks, their number
+
+    def note(self, arrival: Arrival, reason: str) -> None:
+        trip, now = self._fleet.acknowledge(arrival, reason), self._fleet.now
+        self._events.add(now, arrival, reason, trip)
+        if trip is not None:
+            if reason and not self._fleet.virtual:
+                log.warning("refused an update of client %d: %s", arrival.client, reason)
+            if not reason:
+                seconds, count = self._work.get(arrival.client, (0.0, 0))
+                self._work[arrival.client] = seconds + now - trip.sent, count + 1
+        for observer in self._observers:
+            observer.arrived(arrival, reason)
+
+    def mean_times(self) -> list[float]:
+        """Of a client that never answered, all the time there was."""
+        known = self._fleet.mean_times()
+        if known is not None:
+            return known
+        done = {client: seconds / count for client, (seconds, count) in self._work.items()}
+        return [done.get(client, max(self._fleet.now, 1e-9)) for client in range(self._fleet.clients)]
+
+    def state_dict(self) -> State:
+        return {"work": [[client, seconds, count] for client, (seconds, count) in self._work.items()]}
+
+    def load_state_dict(self, state: State) -> None:
+        self._work = {client: (seconds, count) for client, seconds, count in state["work"]}
+
+
+def _patience(method: Method, mean_times: Sequence[float]) -> int:
+    """Arrivals without a step after which none is to be expected: 400 times what comes in while the slowest client does
+    the tasks that one step takes, and 2,000 more."""
+    return 2_000 + int(400 * method.tasks_per_step * sum(max(mean_times) / mean for mean in mean_times))
+
+
+def configuration(method: Method, lr: float, stop: Stop, dim: int) -> dict[str, Any]:
+    """What made a run, as plain JSON, apart from the task and the fleet."""
+    config: dict[str, Any] = plain(
+        {
+            "format": FORMAT,
+            "method": type(method).__name__,
+            "label": label(method),
+            "rule": settings_of(method),
+            "lr": lr,
+            "seed": 0,
+            "stop": dataclasses.asdict(stop),
+            "dim": dim,
+            "machine": machine(),
+        }
+    )
+    return config | imported_from(method)

@@ -1,0 +1,251 @@
+"""A model's loss and accuracy on data, as training computes them.
+
+The loss is called on batches, never sample by sample: with class weights, with `ignore_index`, with an overlap such as
+Dice, a batch's loss is not the mean of its samples' own. Tuning goes by these numbers, so they are the user's loss.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import vmap
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Part = tuple[torch.Tensor, torch.Tensor]  # outputs and their targets
+
+_IGNORED = -100  # torch's default for ignore_index
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Data to score a model on, in groups (clients, say) that lie one after another."""
+
+    inputs: Any
+    targets: torch.Tensor
+    sizes: Sequence[int]
+    averages: bool  # whether here a batch's loss is the mean of its samples' own
+
+    @functools.cached_property
+    def groups(self) -> Groups:
+        sizes = torch.tensor(self.sizes, device=self.targets.device)
+        return Groups(torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes), sizes)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Which group each sample is of, and how many each group has."""
+
+    owner: torch.Tensor
+    sizes: torch.Tensor
+
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
+        """Of every group, in double precision."""
+        totals = torch.zeros(len(self.sizes), dtype=torch.float64, device=values.device)
+        return (totals.index_add_(0, self.owner, values.double()) / self.sizes).cpu()
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of groups of samples."""
+
+    loss: torch.Tensor
+    counts: torch.Tensor  # whether anything counts in the group; its loss is NaN where nothing does
+    accuracy: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Of data: its groups, all its samples, and what is known of each."""
+
+    groups: Scores
+    loss: float
+    accuracy: float | None
+    sample_losses: torch.Tensor | None
+    hits: torch.Tensor | None
+
+
+class BatchLoss:
+    """The user's loss on any number of samples.
+
+    It is called on up to `limit` samples at once; more are cut into even pieces, whose losses are averaged by their
+    numbers of samples. A piece in which nothing counts, such as one of padding alone, is left out. A loss that adds up
+    over its batch is brought to the size of a training batch, where it is what a minibatch has on average, however
+    many samples there are.
+    """
+
+    def __init__(self, loss: Loss, *, batch: int, limit: int, sample: Part) -> None:
+        self._loss, self._batch, self._limit = loss, batch, limit
+        self._adds_up = adds_up(loss, *sample)
+        self._elementwise = sample[0].shape == sample[1].shape
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Of at most `limit` samples, in one call."""
+        value = self._loss(outputs, targets)
+        return value * (self._batch / len(targets)) if self._adds_up else value
+
+    def pieces(self, size: int) -> list[int]:
+        """Even pieces of so many samples, each small enough for one call."""
+        return even_pieces(size, self._limit)
+
+    def of_groups(self, parts: Iterable[Part], sizes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss of groups of these sizes, and whether anything counts in each; outputs come in any parts."""
+        totals = torch.zeros(len(sizes), dtype=torch.float64)
+        samples = torch.zeros(len(sizes), dtype=torch.float64)
+        cut = [(group, piece) for group, size in enumerate(sizes) for piece in self.pieces(size)]
+        for (group, size), part in zip(cut, regroup(parts, [size for _, size in cut]), strict=True):
+            value = float(self(*part))
+            if math.isnan(value) and self.nothing_counts(*part):
+                continue
+            totals[group] += size * value
+            samples[group] += size
+        return totals / samples, samples > 0
+
+    def nothing_counts(self, outputs: torch.Tensor, targets: torch.Tensor) -> bool:
+        """Whether the loss of these targets is NaN whatever a model says of them, as if all were padding."""
+        sound = not targets.is_floating_point() or bool(targets.isfinite().all())
+        return sound and bool(self._loss(torch.full_like(outputs, 0.5), targets).isnan())
+
+    def averages(self, targets: torch.Tensor) -> bool:
+        """Whether a batch's loss is the mean of its samples' own, by what torch says of its losses.
+
+        It then may be computed sample by sample, for all groups at once.
+        """
+        loss = self._loss
+        if loss is F.cross_entropy:
+            return not bool((targets == _IGNORED).any())
+        if type(loss) is nn.CrossEntropyLoss:
+            ignores = bool((targets == loss.ignore_index).any())
+            return loss.reduction == "mean" and loss.weight is None and not ignores
+        if type(loss) in (nn.MSELoss, nn.BCEWithLogitsLoss):
+            plain = loss.reduction == "mean" and getattr(loss, "weight", None) is None  # type: ignore[attr-defined]
+            return plain and self._elementwise
+        return loss in (F.mse_loss, F.binary_cross_entropy_with_logits) and self._elementwise
+
+    def of_samples(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Every sample's own loss, of a loss that averages."""
+        losses: torch.Tensor = vmap(self._loss)(outputs.unsqueeze(1), targets.unsqueeze(1))
+        return losses
+
+    @functools.cached_property
+    def class_weights(self) -> torch.Tensor | None:
+        """The weights by which a mean over samples counts their classes, None where all count the same."""
+        weighted = type(self._loss) in (nn.CrossEntropyLoss, nn.NLLLoss)
+        if not weighted or self._loss.reduction != "mean" or self._loss.weight is None:  # type: ignore[attr-defined]
+            return None
+        return self._loss.weight.double().cpu()  # type: ignore[attr-defined, no-any-return]
+
+
+def adds_up(loss: Loss, outputs: torch.Tensor, targets: torch.Tensor) -> bool:
+    """Whether the same samples twice have twice the loss: tried, since a loss need not say that it sums."""
+    once = loss(outputs, targets)
+    twice = loss(torch.cat((outputs, outputs)), torch.cat((targets, targets)))
+    doubles = bool(once != 0) and bool(torch.isclose(twice, 2 * once, rtol=1e-4, atol=0.0))
+    return doubles or getattr(loss, "reduction", None) == "sum"
+
+
+def even_pieces(count: int, limit: int) -> list[int]:
+    """As few sizes of at most `limit` as add up to `count`, all but the last equal.
+
+    Even, as a batch of one has no batch statistics.
+    """
+    size = math.ceil(count / math.ceil(count / limit))
+    return [min(size, count - start) for start in range(0, count, size)]
+
+
+def regroup(parts: Iterable[Part], sizes: Iterable[int]) -> Iterator[Part]:
+    """Outputs and targets cut anew into these sizes, holding no more of them than that takes."""
+    coming = iter(parts)
+    outputs, targets = next(coming)
+    for size in sizes:
+        while len(targets) < size:
+            more = next(coming)
+            outputs, targets = torch.cat((outputs, more[0])), torch.cat((targets, more[1]))
+        yield outputs[:size], targets[:size]
+        outputs, targets = outputs[size:], targets[size:]
+
+
+def are_labels(targets: torch.Tensor) -> bool:
+    """Whether each sample has one class."""
+    return targets.dim() == 1 and not targets.is_floating_point()
+
+
+def hits(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
+    """Which samples are classified right, where that means something."""
+    return (outputs.argmax(1) == targets).float() if outputs.dim() == 2 and are_labels(targets) else None
+
+
+def score(loss: BatchLoss, parts: Iterable[Part], data: Samples) -> Scored:
+    """Loss and accuracy of every group and overall, from the model's outputs in any parts."""
+    right: list[torch.Tensor] = []
+
+    def noted() -> Iterator[Part]:
+        for outputs, targets in parts:
+            own = hits(outputs, targets)
+            if own is not None:
+                right.append(own)
+            yield outputs, targets
+
+    losses = None
+    if data.averages:
+        losses = torch.cat([loss.of_samples(*part) for part in noted()])
+        of_groups, overall = data.groups.mean(losses), float(losses.mean())
+        counts = torch.ones(len(data.sizes), dtype=torch.bool)
+    else:
+        of_groups, counts = loss.of_groups(noted(), data.sizes)
+        weights = torch.tensor(data.sizes, dtype=torch.float64)[counts]
+        overall = float((of_groups[counts] * weights).sum() / weights.sum())
+    if not right:
+        return Scored(Scores(of_groups, counts, None), overall, None, losses, None)
+    accurate = torch.cat(right)
+    groups = Scores(of_groups, counts, data.groups.mean(accurate))
+    return Scored(groups, overall, float(accurate.mean()), losses, accurate)
+
+
+class LabelMix:
+    """A test set as each client would meet it: every class by that client's share of it.
+
+    A class that the test set lacks is left out, and the client's other shares grow to make up for it. A client that has
+    no class in common with the test set has no score: NaN. A mean loss over samples that counts some classes more, as
+    class weights do, counts them so here.
+    """
+
+    def __init__(self, targets: torch.Tensor, sizes: Sequence[int], test: torch.Tensor) -> None:
+        device = test.device
+        targets, test = targets.cpu(), test.cpu()
+        self._classes, place = test.unique(return_inverse=True)
+        self._by_class = Groups(place.to(device), torch.bincount(place).to(device))
+        self._order = place.argsort(stable=True).to(device)  # test samples by class
+        owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+        column = torch.searchsorted(self._classes, targets).clamp(max=len(self._classes) - 1)
+        known = self._classes[column] == targets
+        cells = owner[known] * len(self._classes) + column[known]
+        counts = torch.bincount(cells, minlength=len(sizes) * len(self._classes))
+        self._counts = counts.view(len(sizes), len(self._classes)).double()
+
+    def scores(self, loss: BatchLoss, parts: Sequence[Part], test: Scored) -> Scores | None:
+        """Every client's, from what the model says of the test set and what was found of it; None without accuracy."""
+        if test.hits is None:
+            return None
+        accuracy = _mix(self._by_class.mean(test.hits), self._counts)
+        if test.sample_losses is not None:
+            of_classes = self._by_class.mean(test.sample_losses)
+            counted = torch.ones(len(self._classes), dtype=torch.bool)
+        else:
+            outputs, targets = (torch.cat(of_all)[self._order] for of_all in zip(*parts, strict=True))
+            of_classes, counted = loss.of_groups([(outputs, targets)], self._by_class.sizes.tolist())
+        counts, weights = self._counts[:, counted], loss.class_weights
+        if weights is not None:
+            counts = counts * weights[self._classes[counted]]
+        return Scores(_mix(of_classes[counted], counts), counts.sum(1) > 0, accuracy)
+
+
+def _mix(values: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    absent = torch.zeros(()).double()
+    return torch.where(counts > 0, counts * values, absent).sum(1) / counts.sum(1)
