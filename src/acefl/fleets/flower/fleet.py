@@ -379,8 +379,8 @@ class FlowerFleet(Fleet):
 
         The clients' memories of differences belong to the process that died, so client-held ACE starts its sum anew.
         """
-        self._news = []
         self._roster.load(int(node_id) for node_id in state["nodes"])
+        self._news = [Joined(self.clients)]  # some may have joined when the server had not heard of it yet
         self.now = float(state["now"])
         self._began = self._clock() - self.now
         self._tasks, self._new = int(state["tasks"]), set(state["new"])
