@@ -12,7 +12,8 @@ import torch
 from acefl import ACE, ACED, ASGD, CA2FL, FedBuff, FedFa, InvalidInput, Run, Scenario, Stop, load, simulate, tasks
 from acefl.core.files import read_json
 from acefl.core.rule import Method
-from acefl.replay import Trace, compare, replay
+from acefl.replay import Trace, replay
+from acefl.studies.replay import compare
 from acefl.tasks.base import Task
 
 RULES = [

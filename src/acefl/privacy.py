@@ -28,15 +28,17 @@ import math
 import warnings
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from acefl import keyed
 from acefl.errors import AceflError, require
-from acefl.record import Run
 from acefl.tasks.base import Evaluation, Task
 from acefl.types import Vector
+
+if TYPE_CHECKING:
+    from acefl.record import Run
 
 _NOISE_STREAM = 81
 _ORDERS = [1 + 10 ** (x / 8) for x in range(-24, 33)]  # from 1.001 to 10,001, each a third more than the last, less 1

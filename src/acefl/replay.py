@@ -12,10 +12,8 @@ import math
 import os
 from bisect import bisect_left
 from dataclasses import dataclass
-from pathlib import Path
 
 from acefl import record, tasks
-from acefl.core.files import atomic_directory, write_json
 from acefl.core.rule import Method, Upload
 from acefl.core.settings import label
 from acefl.errors import NothingInFlight, require
@@ -233,50 +231,3 @@ def own_task(run: Run) -> Task:
         f"({len(run.participation)})",
     )
     return tasks.build(described)
-
-
-def compare(
-    directory: str | os.PathLike[str],
-    methods: list[Method],
-    *,
-    out: str | os.PathLike[str],
-    lr: float | None = None,
-    task: Task | None = None,
-    evaluations: int = 50,
-) -> Path:
-    """Replay a recorded run with several methods; `out` holds a run directory for each and one report."""
-    from acefl import report
-
-    recorded = record.load(directory)
-    names = [label(rule) for rule in methods]
-    require(bool(methods), "methods is empty; allowed: at least one")
-    for name in names:
-        require(names.count(name) == 1, f"method {name} is given twice")
-    seed = int(recorded.config["seed"])
-    with atomic_directory(Path(out)) as folder:
-        entries = []
-        for rule, name in zip(methods, names, strict=True):
-            where = f"runs/{record.run_name(name, seed)}"
-            made = replay(recorded, rule, lr=lr, task=task, evaluations=evaluations, out=folder / where)
-            entries.append(
-                {
-                    "label": name,
-                    "method": made.config["method"],
-                    "rule": made.config["rule"],
-                    "lr": made.config["lr"],
-                    "tuning": [],
-                    "runs": [where],
-                }
-            )
-        content = {
-            "format": record.FORMAT,
-            "title": f"What {len(methods)} methods would have done with {Path(directory).name}",
-            **{name: made.config[name] for name in ("task", "scenario", "stop", "machine")},
-            "seeds": [seed],
-            "methods": entries,
-            "command": f"acefl replay {Path(directory).name}",
-            "wall_seconds": 0.0,
-        }
-        write_json(folder / "compare.json", content)
-        report.build(folder)
-    return Path(out)

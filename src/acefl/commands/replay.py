@@ -62,16 +62,16 @@ def replay(
       acefl replay federation --task digits --method 'ACED(tau=50)' --lr 0.25
     """
     from acefl import record
-    from acefl import replay as replays
     from acefl import report as page
     from acefl.commands import show
     from acefl.core.files import check_replaceable
+    from acefl.studies.replay import compare
 
     check_replaceable(out)
     recorded = record.load(directory)
     stand_in = _stand_in(task, recorded)
     rules = options.parse_methods(method)
-    replays.compare(directory, rules, out=out, lr=lr, task=stand_in, evaluations=evaluations)
+    compare(directory, rules, out=out, lr=lr, task=stand_in, evaluations=evaluations)
     table = page.summary_table(out)
     if json:
         result: dict[str, Any] = {"run": directory, "directory": out, "report": out / "report.html"}

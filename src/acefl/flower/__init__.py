@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from acefl.fleets.flower.client import answer, send_update
     from acefl.fleets.flower.fleet import FlowerFleet, Wires
-    from acefl.runs.on_flower import run_async
+    from acefl.flower.serverapp import run_async
 
 _HOME = {
     "FlowerFleet": "fleets.flower.fleet",
     "Wires": "fleets.flower.fleet",
     "answer": "fleets.flower.client",
-    "run_async": "runs.on_flower",
+    "run_async": "flower.serverapp",
     "send_update": "fleets.flower.client",
 }
 

@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from acefl import report
 from acefl.admission import NormLimit
 from acefl.checkpoint import Every
 from acefl.core.rule import Method, Upload
@@ -93,8 +94,6 @@ def run_async(
     rounds = _Surveys(surveys, fleet, training, results, drain)
     made = run_to_end(training, out=out, checkpoint=checkpoint, after_turn=rounds.after_turn, before_last=rounds.last)
     if out is not None:
-        from acefl import report
-
         log.info("the report: %s", report.build(Path(out)))
     results.result.arrays = layout.arrays(made.model)
     return results.result
