@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -10,10 +11,11 @@ import pytest
 import torch
 
 from acefl import ACE, ACED, ASGD, CA2FL, FedBuff, InvalidInput, Run, Scenario, Stop, load, simulate, tasks
+from acefl.federation import Judgement, Watch
 from acefl.record import read_json
 from acefl.replay import Trace, compare, replay
 from acefl.tasks.base import Task
-from acefl.types import RuleSettings
+from acefl.types import RuleSettings, Step
 
 RULES = [ACE(), ACE(warmup="seen"), ACE(variant="client-held"), ACED(tau=5), CA2FL(buffer=4), FedBuff(buffer=4), ASGD()]
 SCENARIOS = [
@@ -52,6 +54,27 @@ def test_a_replay_of_a_replay_is_the_replay(task: Task, rule: RuleSettings) -> N
     first = replay(made(task, ASGD(), SCENARIOS[0]), rule)
     assert "sent" in first.events
     assert torch.equal(replay(first, rule).model, first.model)
+
+
+def test_a_replay_is_judged_as_the_run_was() -> None:
+    """All of a run's scores, held-out ones too; its slow and fast are those of the times that tasks really took."""
+    recorded = made(tasks.digits(clients=8), ACE(), Scenario(spread=30.0, law="constant"))
+    again = replay(recorded, ACE(), evaluations=5)
+    assert set(recorded.final) <= set(again.final)
+    assert {name: again.final[name] for name in recorded.final} == pytest.approx(recorded.final)
+    scores = ["accuracy", "loss", "heldout_accuracy", "heldout_loss"]
+    here, there = (pd.DataFrame(run.clients)[scores] for run in (again, recorded))
+    pd.testing.assert_frame_equal(here, there)
+
+
+def test_clients_without_a_score_are_left_out_of_means_and_counted() -> None:
+    watch = Watch(None, 1)
+    watch.add(Step(0, 0, 0.0, False), Judgement({}, {0: 1.0, 1: 2.0}, {}, {}, {1: 0.5}), means=[1.0, 2.0, 3.0])
+    watch.close()
+    row = watch.rows[0]
+    assert (row["fast_loss"], row["worst_loss"], row["unscored_clients"]) == (1.0, 2.0, 1)
+    assert math.isnan(row["slow_loss"])
+    assert (row["heldout_worst_accuracy"], row["heldout_unscored_clients"]) == (0.5, 2)
 
 
 def test_another_method_sees_the_same_clients_at_the_same_times(task: Task) -> None:

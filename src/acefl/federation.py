@@ -34,7 +34,7 @@ from acefl.server import Server
 from acefl.simulation import Observer
 from acefl.state import lending
 from acefl.stop import Stop
-from acefl.tasks.base import Task
+from acefl.tasks.base import Task, by_speed
 from acefl.timing import fastest, slowest
 from acefl.types import Arrival, RuleSettings, State, Step, Vector
 
@@ -92,11 +92,19 @@ class RealFleet(Fleet, Protocol):
 
 @dataclass(frozen=True)
 class Judgement:
-    """What an evaluation found: metrics of the model, and (where known) each client's own."""
+    """What an evaluation found: metrics of the model, and (where known) each client's own.
+
+    `loss` and `accuracy` are on a client's own data, the held-out ones on data that it does not train on.
+    """
 
     metrics: dict[str, float]
     loss: dict[int, float] = field(default_factory=dict)
     accuracy: dict[int, float] = field(default_factory=dict)
+    heldout_loss: dict[int, float] = field(default_factory=dict)
+    heldout_accuracy: dict[int, float] = field(default_factory=dict)
+
+
+_SCORES = ("loss", "accuracy", "heldout_loss", "heldout_accuracy")  # of clients
 
 
 Judge = Callable[[Vector, int], Judgement | None]  # a model and its version
@@ -107,12 +115,11 @@ def judge_by(task: Task) -> Judge:
 
     def judge(model: Vector, version: int) -> Judgement:
         found = task.evaluate(model)
-        accuracy = found.client_accuracy
-        return Judgement(
-            dict(found.metrics),
-            dict(enumerate(found.client_loss.tolist())),
-            dict(enumerate(accuracy.tolist())) if accuracy is not None else {},
-        )
+        scores = {}
+        for column, values in found.per_client().items():
+            scored = found.scored(column).tolist()
+            scores[column] = {client: value for client, value in enumerate(values.tolist()) if scored[client]}
+        return Judgement(dict(found.metrics), **scores)
 
     return judge
 
@@ -158,8 +165,7 @@ class Watch:
         self._done = 0
         self._judged: set[int] = set()  # model versions
         self.rows: dict[int, dict[str, float]] = {}  # by model version
-        self.loss: dict[int, float] = {}
-        self.accuracy: dict[int, float] = {}
+        self.scores: dict[str, dict[int, float]] = {name: {} for name in _SCORES}  # of clients, the last known
 
     def look(self, step: Step, spent: float, model: Vector) -> bool:
         """Start an evaluation if one is due and none is going on; True when one was started."""
@@ -189,12 +195,16 @@ class Watch:
         place: dict[str, float] = {"step": step.version, "arrival": step.arrivals, "time": step.time}
         row = self.rows.setdefault(step.version, place)
         row.update(judgement.metrics)
-        self.loss.update(judgement.loss)
-        self.accuracy.update(judgement.accuracy)
-        for name, values in (("loss", judgement.loss), ("accuracy", judgement.accuracy)):
+        for name in _SCORES:
+            values: dict[int, float] = getattr(judgement, name)
+            self.scores[name].update(values)
             if values and means:
-                row[f"slow_{name}"] = _mean(values, slowest(means))
-                row[f"fast_{name}"] = _mean(values, fastest(means))
+                slow, fast, worst, unscored = by_speed(name)
+                row[slow] = _mean(values, slowest(means))
+                row[fast] = _mean(values, fastest(means))
+                row[worst] = min(values.values()) if name.endswith("accuracy") else max(values.values())
+                if len(values) < len(means):
+                    row[unscored] = len(means) - len(values)
         return row
 
     def last(self, step: Step, model: Vector, means: Callable[[], list[float]]) -> list[dict[str, float]]:
@@ -212,19 +222,19 @@ class Watch:
         return {
             "done": self._done,
             "rows": [[[name, value] for name, value in row.items()] for row in self.rows.values()],
-            "loss": {str(client): value for client, value in self.loss.items()},
-            "accuracy": {str(client): value for client, value in self.accuracy.items()},
+            **{name: {str(client): score for client, score in own.items()} for name, own in self.scores.items()},
         }
 
     def load_state_dict(self, state: State) -> None:
         self._done = int(state["done"])
         rows = [{name: value for name, value in row} for row in state["rows"]]
         self.rows = {int(row["step"]): row for row in rows}
-        self.loss = {int(client): value for client, value in state["loss"].items()}
-        self.accuracy = {int(client): value for client, value in state["accuracy"].items()}
+        for name in _SCORES:
+            self.scores[name] = {int(client): score for client, score in state.get(name, {}).items()}
 
 
 def _mean(values: dict[int, float], clients: Sequence[int]) -> float:
+    """Of those of these clients that have a value; how many clients have none is in the row beside it."""
     known = [values[client] for client in clients if client in values]
     return sum(known) / len(known) if known else math.nan
 
@@ -356,14 +366,14 @@ class Federation:
     def result(self) -> Run:
         rows = [self.watch.rows[version] for version in sorted(self.watch.rows)]
         times = self.mean_times()
+        columns = [name for name in _SCORES if self.watch.scores[name] or not name.startswith("heldout_")]
         clients = [
             {
                 "client": client,
                 "mean_time": times[client],
                 "samples": self.samples.get(client, 0),
                 "participation": self.server.participation[client],
-                "accuracy": self.watch.accuracy.get(client, math.nan),
-                "loss": self.watch.loss.get(client, math.nan),
+                **{name: self.watch.scores[name].get(client, math.nan) for name in columns},
             }
             for client in range(len(self.server.participation))
         ]

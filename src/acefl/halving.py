@@ -36,7 +36,7 @@ from acefl.record import FORMAT, machine, plain, write_json
 from acefl.rules import ACE, label
 from acefl.simulation import Simulation, imported_from, settings_of
 from acefl.stop import Stop
-from acefl.timing import Scenario
+from acefl.timing import Scenario, read_trace
 from acefl.types import RuleSettings
 from acefl.workers import Pool, open_pool
 
@@ -142,7 +142,8 @@ def tune(
         "rule": settings_of(rule),
         **imported_from(rule),
         "objective": built.objective,
-        "scenario": dataclasses.asdict(scenario),
+        "scenario": scenario.record(),
+        **({"trace": read_trace(scenario.trace, built.clients)} if scenario.trace is not None else {}),
         "stop": dataclasses.asdict(stop),
         "ranges": {name: [one.low, one.high] for name, one in ranges.items()},
         "budget": budget,

@@ -127,7 +127,7 @@ def _build(settings: State, task: Task | None, rule: RuleSettings | None, observ
         task,
         rule,
         lr=config["lr"],
-        scenario=Scenario(**config["scenario"]),
+        scenario=Scenario(**config["scenario"] | ({"trace": config["trace"]} if "trace" in config else {})),
         stop=Stop(**config["stop"]),
         seed=config["seed"],
         evaluations=settings["evaluations"],

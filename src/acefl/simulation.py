@@ -25,7 +25,7 @@ from acefl.rules import METHODS, label
 from acefl.schedules import Schedule, per_step
 from acefl.server import Server
 from acefl.stop import Stop
-from acefl.tasks.base import Evaluation, Task, scores_by_speed
+from acefl.tasks.base import Evaluation, Task, by_speed
 from acefl.timing import Scenario, dropouts, fastest, slowest
 from acefl.types import Arrival, RuleSettings, State, Step
 
@@ -184,6 +184,8 @@ class Simulation:
             schedule=schedule.over(task.clients, stop, per_step(rule, built, scenario.clock)) if schedule else None,
         )
         self.config = configuration(task, rule, lr, scenario, stop, seed, model.numel())
+        if self.fleet.durations.trace is not None:
+            self.config["trace"] = self.fleet.durations.trace
         if norm_limit is not None:
             self.config["norm_limit"] = dataclasses.asdict(norm_limit)
         self.config |= {
@@ -359,7 +361,14 @@ class Watcher:
     def evaluate(self, step: Step, server: Server, spent: float) -> dict[str, float]:
         result = self._last = self._task.evaluate(server.model)
         row: dict[str, float] = {"step": step.version, "arrival": step.arrivals, "time": step.time, **result.metrics}
-        row |= scores_by_speed(result, self._slow, self._fast)
+        for column, values in result.per_client().items():
+            slow, fast, worst, unscored = by_speed(column)
+            scored = result.scored(column)
+            row[slow] = float(values[self._slow][scored[self._slow]].mean())
+            row[fast] = float(values[self._fast][scored[self._fast]].mean())
+            row[worst] = float(values[scored].min() if column.endswith("accuracy") else values[scored].max())
+            if not scored.all():
+                row[unscored] = int((~scored).sum())
         self.metrics.append(row)
         self._done = math.floor(spent * self._evaluations + 1e-9) + 1
         return row
@@ -367,7 +376,7 @@ class Watcher:
     def clients(self, server: Server) -> list[dict[str, float]]:
         """One row per client, with its final scores: on the data that it trains on, and held out where there are."""
         assert self._last is not None
-        scores = self._last.per_client()
+        scores = {"accuracy": torch.full((self._task.clients,), math.nan), **self._last.per_client()}
         return [
             {
                 "client": client,
@@ -402,7 +411,7 @@ def configuration(
             "seed": seed,
             "task": task.describe(),
             "objective": task.objective,
-            "scenario": dataclasses.asdict(scenario),
+            "scenario": scenario.record(),
             "stop": dataclasses.asdict(stop),
             "clients": task.clients,
             "dim": dim,

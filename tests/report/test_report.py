@@ -47,7 +47,7 @@ def test_means_and_stds_are_those_of_the_files(digits: Path) -> None:
     for method in json.loads((digits / "compare.json").read_text())["methods"]:
         summaries = [json.loads((digits / run / "summary.json").read_text()) for run in method["runs"]]
         row = table.loc[method["label"]]
-        for metric in ("accuracy", "client_loss", "slow_accuracy"):
+        for metric in ("heldout_slow_accuracy", "accuracy", "client_loss", "slow_accuracy"):
             values = [summary["final"][metric] for summary in summaries]
             assert row[metric] == pytest.approx(statistics.mean(values))
             assert row[f"{metric}_std"] == pytest.approx(statistics.stdev(values))
@@ -59,13 +59,13 @@ def test_means_and_stds_are_those_of_the_files(digits: Path) -> None:
 
 def test_rows_are_ordered_by_how_the_slow_clients_fare(digits: Path) -> None:
     table = report.summary_table(digits)
-    assert table["slow_accuracy"].is_monotonic_decreasing
+    assert table["heldout_slow_accuracy"].is_monotonic_decreasing
     assert list(table["method"][:2]) == ["ACE", "CA2FL"]
 
 
 def test_text_shows_mean_and_spread_to_the_same_place(digits: Path) -> None:
     text = tables.readable(report.summary_table(digits))
-    assert re.fullmatch(r"0\.\d{3} ± 0\.\d{3}", text["slow-fifth accuracy"][0])
+    assert re.fullmatch(r"0\.\d{3} ± 0\.\d{3}", text["slow-fifth held-out accuracy"][0])
     assert re.fullmatch(r"0\.\d{3} ± 0\.\d{3}", text["client-average loss"][0])
     assert set(text["uploads"]) == {"2,000"}
 
@@ -73,7 +73,7 @@ def test_text_shows_mean_and_spread_to_the_same_place(digits: Path) -> None:
 def test_one_best_per_metric_and_none_among_budgets(digits: Path) -> None:
     table = report.summary_table(digits)
     marks = tables.best(table)
-    assert marks["slow-fifth accuracy"].tolist() == [True] + [False] * 5
+    assert marks["slow-fifth held-out accuracy"].tolist() == [True] + [False] * 5
     assert marks["client-average loss"].sum() == 1
     assert not marks[["method", "server steps", "uploads", "virtual time", "tuned lr"]].any(axis=None)
 
@@ -87,10 +87,12 @@ def test_quadratic_is_judged_by_its_gap(tmp_path: Path) -> None:
 
 
 def test_a_seed_that_diverged_is_not_averaged_away(small: Path) -> None:
-    spoil_json(small / "runs/ACE-seed1/summary.json", diverged=True, final={"accuracy": None, "slow_accuracy": None})
+    spoil_json(
+        small / "runs/ACE-seed1/summary.json", diverged=True, final={"accuracy": None, "heldout_slow_accuracy": None}
+    )
     table = report.summary_table(small)
     assert list(table["method"]) == ["ACED", "ACE"]
-    assert np.isnan(table["slow_accuracy"][1])
+    assert np.isnan(table["heldout_slow_accuracy"][1])
     assert tables.readable(table)["diverged"].tolist() == ["", "1 of 2"]
     assert "Runs that diverged: ACE in 1 of 2." in report.build(small).read_text(encoding="utf-8")
 
@@ -108,7 +110,7 @@ def test_headline_names_who_serves_the_slow_clients(digits: Path) -> None:
 
 
 def test_headline_claims_nothing_that_one_seed_contradicts(small: Path) -> None:
-    spoil_json(small / "runs/ACED-seed1/summary.json", final={"slow_accuracy": 0.999})
+    spoil_json(small / "runs/ACED-seed1/summary.json", final={"heldout_slow_accuracy": 0.999})
     assert headline.sentences(recorded.load(small))[0].startswith("No method stands out on every seed: ")
 
 
@@ -161,7 +163,7 @@ def test_curve_keeps_few_points_and_both_ends() -> None:
 
 # -- the page -------------------------------------------------------------------------------------------------------
 
-EVERY_FIGURE = {"fairness", "curve-accuracy", "curve-slow_accuracy", "participation", "staleness", "tuning"}
+EVERY_FIGURE = {"fairness", "curve-accuracy", "curve-heldout_slow_accuracy", "participation", "staleness", "tuning"}
 
 
 def test_every_figure_is_there(digits: Path, page: str) -> None:

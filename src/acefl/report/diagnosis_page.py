@@ -30,10 +30,10 @@ def build(directory: Path, out: Path | None = None) -> Path:
 def _subtitle(found: Diagnosis) -> str:
     if found.methods is None:
         return "measured error terms"
-    task, spread = found.methods.task, found.methods.scenario.get("spread")
+    task = found.methods.task
     name = f"{task.get('name', 'task')}" + (f" ({task['model']})" if task.get("model") else "")
     quick = " · quick: these numbers mean little" if found.content.get("quick") else ""
-    return f"{name} · {task.get('clients', '?')} clients · speeds spread {spread:g}×{quick}"
+    return f"{name} · {task.get('clients', '?')} clients · {found.methods.speeds}{quick}"
 
 
 def _tables(found: Diagnosis) -> str:

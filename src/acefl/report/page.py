@@ -103,7 +103,7 @@ def _subtitle(comparison: Comparison) -> str:
     parts = [
         str(task.get("name", "task")) + (f" ({task['model']})" if task.get("model") else ""),
         f"{clients} clients" if clients else "",
-        f"speeds spread {comparison.scenario['spread']:g}×" if comparison.scenario.get("spread") else "",
+        comparison.speeds,
         _chance(comparison),
     ]
     return " · ".join(part for part in parts if part)

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from acefl.report.recorded import Comparison, Method
+from acefl.timing import REPLACED_BY_TRACE
 
 _MOST_NAMED = 8  # clients whose refusals are listed one by one
 _CLOCKS = {
@@ -29,7 +30,8 @@ def section(comparison: Comparison) -> str:
     facts = {
         "Command": f"<pre>{escape(comparison.command)}</pre>" if comparison.command else "",
         "Task": _settings(comparison.task),
-        "Scenario": _settings(comparison.scenario),
+        "Scenario": _settings(_that_matter(comparison.scenario)),
+        "Trace": escape(_trace(comparison)),
         "Clock": escape(_CLOCKS.get(clock, clock)),
         "Stopped at": _settings(comparison.stop),
         "Ended early": escape("; ".join(str(run.config["ended"]) for run in comparison.runs if "ended" in run.config)),
@@ -61,6 +63,25 @@ def _spread(comparison: Comparison) -> str:
         return "± is the sample standard deviation over seeds; bands in figures are the lowest and highest seed."
     once = "run" if comparison.in_real_time else "seed"
     return f"One {once}: nothing here says how much another {once} would differ."
+
+
+def _that_matter(scenario: dict[str, Any]) -> dict[str, Any]:
+    """Beside a trace, which gives every task's duration, what would else make them is no setting of the run."""
+    replaced = REPLACED_BY_TRACE if scenario.get("trace") else ()
+    return {name: value for name, value in scenario.items() if name not in replaced}
+
+
+def _trace(comparison: Comparison) -> str:
+    """What a trace held, from the content in the record."""
+    durations = comparison.runs[0].config.get("trace")
+    if not durations:
+        return ""
+    every = [duration for own in durations for duration in own]
+    means = [sum(own) / len(own) for own in durations]
+    return (
+        f"{len(every):,} durations of {len(durations):,} clients, {min(every):.3g} to {max(every):.3g}; mean of the "
+        f"fastest client {min(means):.3g}, of the slowest {max(means):.3g}. They are in config.json, as trace."
+    )
 
 
 def _travelled(comparison: Comparison) -> str:

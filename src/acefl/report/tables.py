@@ -38,7 +38,7 @@ def summary_table(directory: Path) -> pd.DataFrame:
     """One row per method, best first: `method`, each metric and cost with its `_std`, `lr`, and the counts `lrs_tried`,
     `seeds` and `diverged`.
 
-    Ordered by slow-fifth accuracy, or by the nearest thing the task measures.
+    Ordered by slow-fifth held-out accuracy, or by the nearest thing the task measures.
     """
     return table_of(recorded.load(directory))
 

@@ -17,7 +17,7 @@ class Evaluation:
 
     Each client's score is there twice where it can be: on the data that the client trains on, and on data that nobody
     trains on (held out). A client of which there is nothing to judge by has NaN, and the means in `metrics` leave it
-    out; that of a model that has diverged is NaN or infinite.
+    out.
     """
 
     metrics: dict[str, float]
@@ -27,35 +27,26 @@ class Evaluation:
     heldout_accuracy: torch.Tensor | None = None
 
     def per_client(self) -> dict[str, torch.Tensor]:
-        """Columns of `run.clients`; held-out ones only where there are such data."""
-        nothing = torch.full_like(self.client_loss, math.nan)
-        columns = {"accuracy": nothing if self.client_accuracy is None else self.client_accuracy}
-        columns["loss"] = self.client_loss
-        heldout = {"heldout_accuracy": self.heldout_accuracy, "heldout_loss": self.heldout_loss}
-        return columns | {name: values for name, values in heldout.items() if values is not None}
+        """Every client's scores, under the names they have in `run.clients`."""
+        columns = {
+            "accuracy": self.client_accuracy,
+            "loss": self.client_loss,
+            "heldout_accuracy": self.heldout_accuracy,
+            "heldout_loss": self.heldout_loss,
+        }
+        return {name: values for name, values in columns.items() if values is not None}
+
+    def scored(self, column: str) -> torch.Tensor:
+        """Which clients have a score in this column. A NaN is the lack of one, unless the model itself has diverged."""
+        values = self.per_client()[column]
+        mean = self.metrics.get("heldout_client_loss" if column.startswith("heldout_") else "client_loss", math.nan)
+        return ~values.isnan() if math.isfinite(mean) else torch.ones_like(values, dtype=torch.bool)
 
 
-def scores_by_speed(found: Evaluation, slow: torch.Tensor, fast: torch.Tensor) -> dict[str, float]:
-    """Scores of the slowest and the fastest clients and of the worst served, for a row of `run.history`.
-
-    Clients without a score are left out, and counted: `unscored_clients`, `heldout_unscored_clients`.
-    """
-    row: dict[str, float] = {}
-    for held, accuracy, loss in (
-        ("", found.client_accuracy, found.client_loss),
-        ("heldout_", found.heldout_accuracy, found.heldout_loss),
-    ):
-        sound = math.isfinite(found.metrics.get(f"{held}client_loss", math.nan))  # then a NaN is no divergence
-        for score, values, worst in (("accuracy", accuracy, torch.min), ("loss", loss, torch.max)):
-            if values is None:
-                continue
-            scored = ~values.isnan() if sound else torch.ones_like(values, dtype=torch.bool)
-            row[f"{held}slow_{score}"] = float(values[slow][scored[slow]].mean())
-            row[f"{held}fast_{score}"] = float(values[fast][scored[fast]].mean())
-            row[f"{held}worst_{score}"] = float(worst(values[scored]))
-            if not scored.all():
-                row[f"{held}unscored_clients"] = int((~scored).sum())
-    return row
+def by_speed(column: str) -> tuple[str, str, str, str]:
+    """What a column's means over the slow and the fast and its worst are called, and how many clients lack it."""
+    held, score = ("heldout_", column.removeprefix("heldout_")) if column.startswith("heldout_") else ("", column)
+    return f"{held}slow_{score}", f"{held}fast_{score}", f"{held}worst_{score}", f"{held}unscored_clients"
 
 
 class Task(Protocol):
