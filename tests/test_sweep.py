@@ -17,6 +17,7 @@ import pytest
 import acefl.sweep as sweeping
 from acefl.errors import InvalidInput
 from acefl.report import sweeps
+from acefl.report.metrics import GAP
 from acefl.sweep import Grid, parse_axis, results, sweep
 
 SMALL: dict[str, Any] = {
@@ -165,3 +166,22 @@ def test_the_page_shows_a_map_and_a_curve_for_what_varies(tmp_path: Path) -> Non
     assert "map-client-loss-lr-task-heterogeneity" in html
     assert "along-lr" in html
     assert html == sweeps.build(tmp_path / "s").read_text()
+
+
+def test_seeds_that_diverged_are_never_averaged_away(tmp_path: Path) -> None:
+    content = {**SMALL, "method": "ASGD", "lr": [0.05, 1e9], "seed": [0, 1], "stop": {"arrivals": 200}}
+    sweep(Grid.of(content), tmp_path / "s", workers=1)
+    table = results(tmp_path / "s")
+    lost = table.index[(table["lr"] == 0.05) & (table["seed"] == 1)]
+    table.loc[lost, ["diverged", "gap"]] = [True, float("nan")]
+    rows = sweeps.grouped(table, ["lr"], GAP)
+    assert [row["diverged"] for row in rows] == [2, 4], "one of two seeds at each of two heterogeneities, and all"
+    assert all(pd.isna(row["mean"]) for row in rows)
+    html = sweeps.build(tmp_path / "s").read_text()
+    assert "(2 of 2 diverged)" in html
+    assert "4 of 8 runs diverged: nothing is drawn where one of them would count." in html
+
+
+def test_a_metric_that_some_cells_do_not_have_is_averaged_over_those_that_have_it() -> None:
+    table = pd.DataFrame({"a": [1, 1], "gap": [2.0, float("nan")], "diverged": [False, False]})
+    assert sweeps.grouped(table, ["a"], GAP)[0]["mean"] == 2.0

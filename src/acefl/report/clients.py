@@ -97,7 +97,7 @@ def fairness(comparison: Comparison) -> Figure | None:
     return Figure(
         "fairness",
         "Slow clients against fast clients",
-        caption + seeds_said(len(comparison.seeds)) + _worst(comparison),
+        caption + seeds_said(len(comparison.seeds)) + _worst(comparison) + _unscored(comparison),
         panels,
         columns=len(panels),
     )
@@ -122,6 +122,14 @@ def _worst(comparison: Comparison) -> str:
         return ""
     said = [f"{method.label} {np.mean(method.finals(f'{held}worst_{name}')):.3g}" for method in comparison.methods]
     return f" The {name} of the worst served client: {', '.join(said)}."
+
+
+def _unscored(comparison: Comparison) -> str:
+    """How many clients the means leave out."""
+    column = f"{_held_out(comparison)}loss"
+    known = [run.clients[column].notna() for run in comparison.runs if column in run.clients]
+    most = max((int((~own).sum()) for own in known if own.any()), default=0)
+    return f" Clients without a score are left out, {most} of {len(known[0])}." if most else ""
 
 
 def _two_fifths(comparison: Comparison) -> Panel | None:

@@ -34,7 +34,7 @@ def build(directory: Path, out: Path | None = None) -> Path:
         subtitle=" × ".join(f"{_word(axis)} ({count})" for axis, count in several.items()) or "one cell",
         sentences=_sentences(table, varied, shown[0]),
         table=_table(table, varied, shown),
-        notes="Mean ± standard deviation over seeds. Bold: best in its column.",
+        notes="Mean ± standard deviation over seeds; none where a seed diverged. Bold: best in its column.",
         legend="",
         figures=[*_heat_maps(table, varied, shown[:2]), *_curves(table, varied, shown[:2])],
         provenance=_provenance(note, table),
@@ -48,16 +48,29 @@ Row = dict[str, Any]  # the varied settings, and "mean" and "std" of a metric ov
 def grouped(table: pd.DataFrame, by: list[str], metric: Metric) -> list[Row]:
     """Mean and standard deviation over seeds of one metric for every combination of the varied settings."""
     if not by:
-        return [{"mean": float(table[metric.key].mean()), "std": float(table[metric.key].std())}]
-    rows = table.groupby(by, sort=False)[metric.key].agg(["mean", "std"]).reset_index().to_dict("records")
-    return [{str(name): value for name, value in row.items()} for row in rows]
+        return [_over_seeds(table, metric)]
+    groups = table.groupby(by, sort=False)
+    return [dict(zip(by, values, strict=True)) | _over_seeds(part, metric) for values, part in groups]
+
+
+def _over_seeds(part: pd.DataFrame, metric: Metric) -> Row:
+    """A mean without the seeds that diverged would flatter, so there is none; how many did is said."""
+    lost = part["diverged"].astype(bool)
+    values = part[metric.key].where(~lost)[lost | part[metric.key].notna()]
+    mean, std = float(values.mean(skipna=False)), float(values.std(skipna=False))
+    return {"mean": mean, "std": std, "diverged": int(lost.sum()), "runs": len(part)}
+
+
+def _written(row: Row, metric: Metric) -> str:
+    lost = f" ({row['diverged']} of {row['runs']} diverged)" if row["diverged"] else ""
+    return metric.write(row["mean"], row["std"]) + lost
 
 
 def _sentences(table: pd.DataFrame, varied: list[str], metric: Metric) -> list[str]:
     rows = grouped(table, varied, metric)
     best = rows[_best(rows, metric)]
     where = ", ".join(f"{_word(axis)} {best[axis]}" for axis in varied)
-    value = metric.write(best["mean"], best["std"])
+    value = _written(best, metric)
     return [f"Best {metric.heading}: {value}" + (f", at {where}." if where else "."), f"{len(table)} cells are done."]
 
 
@@ -75,7 +88,7 @@ def _table(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> str:
         cells = [f'<th scope="row">{escape(str(first[axis]))}</th>' for axis in varied]
         for metric, rows in columns:
             mark = ' class="best"' if _best(rows, metric) == place else ""
-            cells.append(f"<td{mark}>{escape(metric.write(rows[place]['mean'], rows[place]['std']))}</td>")
+            cells.append(f"<td{mark}>{escape(_written(rows[place], metric))}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
@@ -90,7 +103,7 @@ def _heat_maps(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> l
         low, high = float(table[metric.key].min()), float(table[metric.key].max())
         panels = [_heat_map(part, across, up, metric, _group_name(others, name), (low, high)) for name, part in groups]
         title = f"{metric.heading} over {_word(across)} and {_word(up)}"
-        caption = "Mean over seeds; one colour scale for all maps. Brighter is higher."
+        caption = "Mean over seeds; one colour scale for all maps. Brighter is higher." + _diverged(table)
         figures.append(Figure(_slug(f"map-{metric.key}-{across}-{up}"), title, caption, panels, min(3, len(panels))))
     return figures
 
@@ -98,7 +111,8 @@ def _heat_maps(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> l
 def _heat_map(
     part: pd.DataFrame, across: str, up: str, metric: Metric, heading: str, ends: tuple[float, float]
 ) -> Panel:
-    grid = part.pivot_table(index=up, columns=across, values=metric.key, aggfunc="mean", sort=True)
+    means = pd.DataFrame(grouped(part, [up, across], metric))
+    grid = means.pivot_table(index=up, columns=across, values="mean", aggfunc="first", sort=True, dropna=False)
     text = [[metric.write_short(value) for value in row] for row in grid.to_numpy()]
     trace = {
         "type": "heatmap",
@@ -131,7 +145,7 @@ def _curves(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> list
             traces = []
             for name in labels:
                 part = table[table["method"] == name] if has_method else table
-                along = part.groupby(axis)[metric.key].agg(["mean", "std"]).reset_index()
+                along = pd.DataFrame(grouped(part, [axis], metric)).sort_values(axis)
                 look = looks[name]
                 traces.append(
                     {
@@ -148,8 +162,14 @@ def _curves(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> list
             layout = style.layout(_word(axis), metric.axis, height=380) | {"showlegend": len(labels) > 1}
             panels.append(Panel(metric.heading, traces, layout))
         caption = "Mean over seeds and all other settings; bars: ± one standard deviation over them."
+        caption += _diverged(table)
         figures.append(Figure(_slug(f"along-{axis}"), f"Along {_word(axis)}", caption, panels, min(2, len(panels))))
     return figures
+
+
+def _diverged(table: pd.DataFrame) -> str:
+    lost = int(table["diverged"].astype(bool).sum())
+    return f" {lost} of {len(table)} runs diverged: nothing is drawn where one of them would count." if lost else ""
 
 
 def _provenance(note: dict[str, Any], table: pd.DataFrame) -> str:
