@@ -376,13 +376,14 @@ class Watcher:
     def clients(self, server: Server) -> list[dict[str, float]]:
         """One row per client, with its final scores: on the data that it trains on, and held out where there are."""
         assert self._last is not None
-        scores = {"accuracy": torch.full((self._task.clients,), math.nan), **self._last.per_client()}
+        scores = self._last.per_client()
         return [
             {
                 "client": client,
                 "mean_time": self._mean_times[client],
                 "samples": self._task.samples[client],
                 "participation": server.participation[client],
+                "accuracy": math.nan,  # of a task that has none
                 **{name: float(values[client]) for name, values in scores.items()},
             }
             for client in range(self._task.clients)
