@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
 
 from acefl.commands import options
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
 @with_options
 def advise(
+    context: typer.Context,
     task: options.TaskOptions,
     scenario: options.ScenarioOptions,
     directory: Annotated[
@@ -49,7 +49,7 @@ def advise(
     from acefl.standings import Board
 
     if directory is not None:
-        _refuse_settings_beside_a_run()
+        _refuse_settings_beside_a_run(context)
         run = record.load(directory)
     else:
         run = _probe(task, scenario, json)
@@ -66,12 +66,9 @@ def advise(
             console.print(f"  - {line}", markup=False)
 
 
-def _refuse_settings_beside_a_run() -> None:
-    context = click.get_current_context()
-    for option in context.command.params:
-        given = context.get_parameter_source(option.name or "") is not click.core.ParameterSource.DEFAULT
-        if given and option.name not in ("directory", "board", "json"):
-            raise InvalidInput(f"{option.opts[0]} is given beside a run, whose settings are recorded")
+def _refuse_settings_beside_a_run(context: typer.Context) -> None:
+    for option in options.written(context, beside=("directory", "board", "json")):
+        raise InvalidInput(f"{option} is given beside a run, whose settings are recorded")
 
 
 def _probe(task: options.TaskOptions, scenario: options.ScenarioOptions, quiet: bool) -> Run:

@@ -32,6 +32,10 @@ for module in (compare, run, tune, sweep, advise, leaderboard, diagnose, replay,
 app.command("plan")(forecast.forecast)
 
 
+# What typer raises for a wrong command line; it exports only this subclass. Since 0.26 it is not click's class.
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"acefl {acefl.__version__}")
