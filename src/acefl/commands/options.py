@@ -85,7 +85,7 @@ class TaskOptions:
     task: Annotated[str, _TASK_NAME] = "digits"
     clients: Annotated[int | None, _option(TASK, "N", "How many clients", 100)] = None
     alpha: Annotated[float | None, _option(TASK, "X", "Dirichlet parameter of the split, small is uneven", 0.1)] = None
-    model: Annotated[str | None, _option(TASK, "NAME", "digits: softmax or mlp; cifar: see its docs", "softmax")] = None
+    model: Annotated[str | None, _option(TASK, "NAME", "digits: softmax, mlp; cifar: resnet18, cnn", "softmax")] = None
     partition: Annotated[str | None, _option(TASK, "NAME", "The split", "dirichlet", PARTITIONS)] = None
     classes_per_client: Annotated[
         int | None, _option(TASK, "N", "Labels per client, for shards and pathological", 2)
