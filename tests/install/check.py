@@ -4,7 +4,8 @@ Two per Python: the newest of everything that the bounds in pyproject.toml allow
 in its lowest version in both: a pinned `torch==` also takes a CPU build where pip knows of one, and any other version
 may be gigabytes. So newer versions of torch are not tried here.
 
-In each: `pip check`, `acefl doctor`, a small comparison, and the tests below, which need no extra.
+In each: `pip check`, `acefl doctor`, a small comparison and tests that need no extra; then the small extras and theirs.
+Not tried here: `flower`, which allows one minor version and pins Ray with it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ TESTS = (
     "rules/test_contract.py",
     "report/test_report.py",  # plotly
 )
+EXTRAS = {"text": "tasks/test_news20.py", "privacy": "test_privacy.py", "tensorboard": "test_loggers.py"}
 
 
 def main() -> int:
@@ -49,7 +51,7 @@ def main() -> int:
         return 2
     with tempfile.TemporaryDirectory(prefix="acefl-install-") as name:
         outside = Path(name)
-        _run(pythons[0], "-m", "pip", "wheel", "-q", "--no-deps", "-w", outside, ROOT, cwd=outside)
+        _run(pythons[0], "-m", "pip", "wheel", "-qq", "--no-deps", "-w", outside, ROOT, cwd=outside)
         [wheel] = outside.glob("acefl-*.whl")
         (outside / "lowest.txt").write_text("\n".join(lowest(ROOT / "pyproject.toml")), encoding="utf-8")
         shutil.copy(ROOT / "pyproject.toml", outside)
@@ -70,9 +72,12 @@ def _try(python: str, versions: str, wheel: Path, outside: Path) -> None:
     own = environment / "bin" / "python"
     constraints = (outside / "lowest.txt").read_text(encoding="utf-8").split()
     torch = next(line for line in constraints if line.startswith("torch=="))
-    install = [own, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    install = [own, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     _run(*install, torch, cwd=outside)
     limits = ["-c", outside / "lowest.txt"] if versions == "lowest" else []
+    test = [own, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    # The copied settings put src/ on the path, which is not here; and a new release may warn of what is to come.
+    test += ["-o", "pythonpath=.", "-o", "filterwarnings=default"]
     _run(*install, *limits, torch, wheel, "pytest", "hypothesis", cwd=outside)
     _run(own, "-m", "pip", "check", cwd=outside)
     installed = f"import acefl, sys; sys.exit(not acefl.__file__.startswith({str(environment)!r}))"
@@ -80,9 +85,10 @@ def _try(python: str, versions: str, wheel: Path, outside: Path) -> None:
     acefl = environment / "bin" / "acefl"
     _run(acefl, "doctor", cwd=outside)
     _run(acefl, *COMPARISON, "--out", environment / "comparison", cwd=outside)
-    # The copied settings put src/ on the path, which is not here; and a new release may warn of what is to come.
-    settings = ["-o", "pythonpath=.", "-o", "filterwarnings=default", "-p", "no:cacheprovider", "-q"]
-    _run(own, "-m", "pytest", *settings, *(f"tests/{name}" for name in TESTS), cwd=outside)
+    _run(*test, *(f"tests/{name}" for name in TESTS), cwd=outside)
+    _run(*install, *limits, torch, f"{wheel}[{','.join(EXTRAS)}]", cwd=outside)
+    _run(own, "-m", "pip", "check", cwd=outside)
+    _run(*test, *(f"tests/{name}" for name in EXTRAS.values()), cwd=outside)
 
 
 def _works(python: str) -> bool:
