@@ -71,7 +71,7 @@ def _try(python: str, versions: str, wheel: Path, outside: Path) -> None:
     own = environment / "bin" / "python"
     constraints = (outside / "lowest.txt").read_text(encoding="utf-8").split()
     torch = next(line for line in constraints if line.startswith("torch=="))
-    install = [own, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    install = [own, "-m", "pip", "install", "-qq", "--no-compile", "--disable-pip-version-check"]
     _run(*install, torch, cwd=outside)
     limits = ["-c", outside / "lowest.txt"] if versions == "lowest" else []
     test = [own, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
