@@ -8,18 +8,21 @@ PYTEST_FLAGS ?= -n 2 --dist worksteal
 # The stamp carries a checksum, so that a fresh checkout of the same lock reinstalls nothing.
 STAMP := $(VENV)/.installed-$(shell cat requirements.lock pyproject.toml | cksum | cut -d ' ' -f 1)
 
-.PHONY: help demo demo-flower test cover lint types docs bench setup lock clean
+.PHONY: help demo demo-flower test test-install cover lint types docs bench setup lock clean
 .DEFAULT_GOAL := help
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(STAMP) ## compare all methods on real data (about three minutes), then say where the report is
+demo: $(STAMP) ## compare six methods on real data (one to two minutes on two cores), then say where the report is
 	$(BIN)/acefl compare --out demo
 	@echo "The report: $(CURDIR)/demo/report.html"
 
 demo-flower: $(STAMP) ## a real Flower federation on this machine: one slow node, one that dies and comes back (some minutes)
 	$(BIN)/python examples/flower-digits/demo.py
+
+test-install: ## the wheel in fresh environments without the lock: the newest and the lowest versions that are allowed
+	$(PYTHON) tests/install/check.py
 
 test: lint types ## lint, types, then all tests but the slow ones
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)

@@ -1,6 +1,6 @@
 """Every recipe of `acefl reproduce` with --quick, in turn, on two workers: how long a newcomer waits for all of them.
 
-python -m benchmarks.quick_recipes DATA   # a folder with CIFAR-10, CIFAR-100 and 20 Newsgroups
+python -m benchmarks.quick_recipes DATA   # a folder with CIFAR-10, CIFAR-100 and 20 Newsgroups, as acefl reads them
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def hospitals(seed: int = 0) -> tasks.TorchTask:
 def main() -> None:
     for rule in METHODS:
         run = simulate(hospitals(), rule, lr=0.5, scenario=SCENARIO, stop=STOP, evaluations=5)
-        final = {name: round(run.final[name], 2) for name in ("accuracy", "slow_accuracy", "client_loss")}
+        final = {name: round(run.final[name], 2) for name in ("accuracy", "heldout_slow_accuracy", "client_loss")}
         print(type(rule).__name__, final)
     if len(sys.argv) > 1:
         out = compare(hospitals, METHODS, scenario=SCENARIO, stop=STOP, seeds=[0, 1], out=sys.argv[1])

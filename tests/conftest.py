@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Before anything reads them: no library asks its hub, sends statistics or looks for a newer version of itself.
 os.environ.update(
@@ -21,8 +22,9 @@ os.environ.update(
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from selenium.webdriver import Chrome, ChromeOptions
-from selenium.webdriver.chrome.service import Service
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
 
 # A shell ignores Ctrl-C for what it starts in the background, and every process started here would inherit that: those
 # that tests interrupt would never end.
@@ -63,7 +65,8 @@ def _program(name: str) -> str:
 @pytest.fixture
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     """A headless Chromium with an empty profile; `browser.get_log("browser")` is the page's console."""
-    options = ChromeOptions()
+    selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install 'acefl[dev]'")
+    options = selenium.ChromeOptions()
     options.binary_location = _program("chromium")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     for flag in (
@@ -80,7 +83,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
         f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
     ):
         options.add_argument(flag)
-    driver = Chrome(options=options, service=Service(executable_path=_program("chromedriver")))
+    driver = selenium.Chrome(options=options, service=selenium.ChromeService(_program("chromedriver")))
     try:
         yield driver
     finally:

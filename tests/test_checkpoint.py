@@ -804,3 +804,30 @@ sys.exit(main())
         said = capsys.readouterr()
         assert (said.out, said.err.count("\n")) == ("", 1)
         assert line in said.err
+
+
+@pytest.mark.parametrize("changed", [None, "client,duration\n0,1\n1,1\n2,1\n"], ids=["gone", "changed"])
+def test_a_run_goes_on_without_the_file_of_its_trace(
+    changed: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record has the trace by content: neither its removal nor a change of it shows."""
+    monkeypatch.chdir(tmp_path)
+    trace = Path("trace.csv")
+    trace.write_text("client,duration\n0,1.5\n1,0.25\n2,7\n0,0.125\n")
+    task, scenario = tasks.quadratic(clients=3, dim=4), acefl.Scenario(trace="trace.csv")
+    settings: dict[str, Any] = {"lr": 0.05, "scenario": scenario, "stop": Stop(arrivals=60), "evaluations": 4}
+    whole = simulate(task, ACE(), **settings)
+    with pytest.raises(Interrupted):
+        simulate(task, ACE(), **settings, out="run", checkpoint=Every(arrivals=10), progress=interrupt_at(0.5))
+    trace.unlink()
+    if changed is not None:
+        trace.write_text(changed)
+    resumed = acefl.resume("run")
+    assert fingerprint(resumed) == fingerprint(whole)
+    recorded = acefl.load("run").config
+    assert recorded["trace"] == [[1.5, 0.125], [0.25], [7.0]]
+    assert recorded["scenario"]["trace"] == "trace.csv"
+    page = acefl.report.build(Path("run")).read_text("utf-8")
+    assert "speeds from a trace, the slowest client 28× the fastest" in page
+    assert "4 durations of 3 clients, 0.125 to 7; mean of the fastest client 0.25, of the slowest 7" in page
+    assert "spread" not in page.split("<dt>Scenario</dt>")[1].split("<dt>")[0]

@@ -313,6 +313,7 @@ def test_doctor_tries_everything_and_names_what_is_missing(
 
 # --- errors -----------------------------------------------------------------------------------------------------------
 
+# typer words what is no number in its own way, which is not the same in all versions
 WRONG: list[tuple[list[str], list[str]]] = [
     (["nonsense"], ["nonsense", "compare, run"]),
     (["compare", "--tua", "3"], ["--tua", "acefl compare --help"]),
@@ -322,7 +323,7 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["compare", "--method", "ACED(tua=5)"], ["tua", "freshness"]),
     (["compare", "--method", "ACE", "--method", "ace()", *TINY], ["ACE", "twice"]),
     (["compare", "--delay", "-1"], ["delay is -1", "above 0"]),
-    (["compare", "--delay", "soon"], ["--delay", "soon", "float"]),
+    (["compare", "--delay", "soon"], ["--delay", "valid"]),
     (["compare", "--delay", "nan"], ["delay is nan"]),
     (["compare", "--clock", "tock"], ["--clock", "event", "tick", "sampled"]),
     (["compare", *TINY, "--concurrency", "6"], ["concurrency is 6", "5"]),
@@ -335,7 +336,7 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["compare", *TINY, "--trace", "missing.csv"], ["missing.csv"]),
     (["compare", *TINY, "--dropout", "1"], ["dropout is 1"]),
     (["compare", *TINY, "--arrivals", "0"], ["arrivals is 0"]),
-    (["compare", *TINY, "--arrivals", "1.5"], ["--arrivals", "1.5", "integer"]),
+    (["compare", *TINY, "--arrivals", "1.5"], ["--arrivals", "valid integer"]),
     (["compare", *TINY, "--seeds", "0"], ["seeds", "such as 3"]),
     (["compare", *TINY, "--seeds", "1,one"], ["seeds", "1,one"]),
     (["compare", *TINY, "--seeds", "1,1"], ["seeds", "each once"]),

@@ -90,3 +90,17 @@ def test_nothing_is_ever_unpickled() -> None:
                 assert node.module not in ("pickle", "dill", "cloudpickle", "joblib"), path
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "np.load", "pd.read_pickle"):
                 raise AssertionError(f"{path}: {ast.unparse(node)}")
+
+
+def test_nothing_that_lies_in_a_folder_is_run() -> None:
+    """Own rules are imported by the name a person gives (`acefl.own`); no other file becomes code."""
+    forbidden = {"exec", "eval", "compile", "__import__", "spec_from_file_location", "exec_module", "run_path"}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                bare = called if isinstance(node.func, ast.Name) else called.rpartition(".")[2]
+                method = isinstance(node.func, ast.Attribute) and bare in ("eval", "compile")  # of a module, a pattern
+                assert method or bare not in forbidden, f"{path}: {ast.unparse(node)}"
+                touches_path = called.startswith("sys.path.")
+                assert not touches_path or path.name == "own.py", f"{path}: {ast.unparse(node)}"

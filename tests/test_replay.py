@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -13,8 +14,10 @@ from acefl import ACE, ACED, ASGD, CA2FL, FedBuff, FedFa, InvalidInput, Run, Sce
 from acefl.core.files import read_json
 from acefl.core.rule import Method
 from acefl.replay import Trace, replay
+from acefl.runs.evaluation import Evaluator
 from acefl.studies.replay import compare
-from acefl.tasks.base import Task
+from acefl.tasks.base import Evaluation, Task
+from acefl.types import Step
 
 RULES = [
     *(ACE(), ACE(warmup="seen"), ACE(variant="client-held"), ACED(tau=5)),
@@ -56,6 +59,30 @@ def test_a_replay_of_a_replay_is_the_replay(task: Task, rule: Method) -> None:
     first = replay(made(task, ASGD(), SCENARIOS[0]), rule)
     assert "sent" in first.events
     assert torch.equal(replay(first, rule).model, first.model)
+
+
+def test_a_replay_is_judged_as_the_run_was() -> None:
+    """All of a run's scores, held-out ones too; its slow and fast are those of the times that tasks really took."""
+    recorded = made(tasks.digits(clients=8), ACE(), Scenario(spread=30.0, law="constant"))
+    again = replay(recorded, ACE(), evaluations=5)
+    assert set(recorded.final) <= set(again.final)
+    assert {name: again.final[name] for name in recorded.final} == pytest.approx(recorded.final)
+    scores = ["accuracy", "loss", "heldout_accuracy", "heldout_loss"]
+    here, there = (pd.DataFrame(run.clients)[scores] for run in (again, recorded))
+    pd.testing.assert_frame_equal(here, there)
+
+
+def test_clients_without_a_score_are_left_out_of_means_and_counted() -> None:
+    found = Evaluation(
+        {},
+        client_loss=torch.tensor([1.0, 2.0, math.nan]),
+        heldout_accuracy=torch.tensor([math.nan, 0.5, math.nan]),
+        answered=frozenset((0, 1)),
+    )
+    row = Evaluator(None, 1, lambda: [1.0, 2.0, 3.0], background=False).add(Step(0, 0, 0.0, False), found)
+    assert (row["fast_loss"], row["worst_loss"], row["unscored_clients"]) == (1.0, 2.0, 1)
+    assert math.isnan(row["slow_loss"])
+    assert (row["heldout_worst_accuracy"], row["heldout_unscored_clients"]) == (0.5, 2)
 
 
 def test_another_method_sees_the_same_clients_at_the_same_times(task: Task) -> None:

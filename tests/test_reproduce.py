@@ -414,10 +414,10 @@ def test_means_leave_out_what_diverged_and_say_so() -> None:
     results = Results([record(0, 0.5), record(1, None), record(2, 0.7)])
     assert results.mean("accuracy", method="ACE") == pytest.approx(0.6)
     judged_before = Results([record(0, 0.5), record(1, 0.1)])
-    assert spread(judged_before.values("accuracy")) == "0.500, 1 diverged"
+    assert spread(judged_before.values("accuracy")) == "0.500 (mean of 1 of 2 seeds, 1 diverged)"
     assert judged_before.mean("accuracy") == pytest.approx(0.3)  # what it was last judged at counts in a comparison
     assert results.mean("accuracy", method="ASGD") is None
-    assert spread(results.values("accuracy", method="ACE")) == "0.600 ± 0.141 (2), 1 diverged"
+    assert spread(results.values("accuracy", method="ACE")) == "0.600 ± 0.141 (mean of 2 of 3 seeds, 1 diverged)"
     assert spread([math.nan]) == "diverged"
 
 

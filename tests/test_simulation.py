@@ -70,7 +70,8 @@ def run_of(task: Any, rule: Any = None, **settings_: Any) -> Run:
 def test_the_history_has_a_column_for_everything(quadratic: tasks.Quadratic, own_task: TorchTask) -> None:
     always = {"step", "arrival", "time", "loss", "client_loss", "slow_loss", "fast_loss", "worst_loss"}
     exact = run_of(quadratic, evaluations=4).history
-    assert set(exact.columns) == always | {"gap", "grad_norm"}
+    held_out = {f"heldout_{whose}_loss" for whose in ("client", "slow", "fast", "worst")}
+    assert set(exact.columns) == always | held_out | {"gap", "grad_norm"}
     assert len(exact) == 5
     learnt = run_of(own_task, evaluations=4).history
     assert set(learnt.columns) == always | {"accuracy", "slow_accuracy", "fast_accuracy", "worst_accuracy"}

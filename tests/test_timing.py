@@ -406,3 +406,32 @@ def test_more_concurrency_than_clients_is_refused() -> None:
 def test_bad_ends_are_refused_by_name(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         Stop(**settings)
+
+
+# --- a trace in the record --------------------------------------------------------------------------------------
+
+
+def test_durations_may_be_given_as_numbers(tmp_path: Path) -> None:
+    own = [[1.5, 2.5], [0.75], [3.0, 4.0, 5.0]]
+    read, given = Scenario(trace=write_trace(tmp_path / "t.csv", own)), Scenario(trace=own)
+    assert Durations(given, 3, seed=0).trace == Durations(read, 3, seed=0).trace == own
+    assert Durations(given, 3, seed=0).mean == Durations(read, 3, seed=0).mean
+
+
+@pytest.mark.parametrize(
+    ("durations", "message"),
+    [
+        ([[1.0], []], "trace has no duration for client 1"),
+        ([[1.0], [0.0]], "trace: a duration of client 1 is 0.0"),
+        ([[1.0], ["x"]], "the durations of client 1 are"),
+        ([[1.0], 3.0], "the durations of client 1 are 3.0"),
+    ],
+)
+def test_bad_durations_are_refused_by_client(durations: list[list[float]], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        Scenario(trace=durations)
+
+
+def test_durations_must_be_those_of_the_tasks_clients() -> None:
+    with pytest.raises(InvalidInput, match="trace is of 2 clients; allowed: the task's 3"):
+        Durations(Scenario(trace=[[1.0], [2.0]]), 3, seed=0)

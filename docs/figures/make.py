@@ -26,7 +26,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 WIDTH, TALL, MARGIN, COLOURS = 1300, 12000, 30, 256
 OF_A_COMPARISON = {  # file: the section it shows
-    "slow-clients-over-time.png": "Slow-fifth accuracy while training",
+    "slow-clients-over-time.png": "Slow-fifth held-out accuracy while training",
     "who-takes-part.png": "Who takes part",
 }
 OF_A_DIAGNOSIS = {
@@ -74,7 +74,7 @@ def main(page: str) -> None:
     legend = _cut(whole, places.pop("legend"), places.pop("below"))
     compared = "Accuracy while training" in places
     if compared:
-        _save("report.png", _cut(whole, 0, places["Accuracy while training"] - MARGIN))
+        _save("report.png", _cut(whole, 0, places[OF_A_COMPARISON["slow-clients-over-time.png"]] - MARGIN))
     ends = dict(pairwise(sorted(places.values())))
     for name, section in (OF_A_COMPARISON if compared else OF_A_DIAGNOSIS).items():
         if section in places:

@@ -9,7 +9,13 @@ OUT=${OUT:-/tmp/acefl-gpu}
 RESULTS=${RESULTS:-carry/results}
 mkdir -p "$OUT" "$RESULTS"
 export PYTHONUNBUFFERED=1 PYTHONPATH=src:.:carry/py HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=true OMP_NUM_THREADS=1
-export FL_DATA_CACHE=/tmp/fl_data
+
+# Packed images travel well, but acefl reads only plain layouts.
+for folder in carry/cifar10 carry/cifar100; do
+  if [ -e $folder/fl_data.py ] && ! ls $folder/cifar-*/test*.bin >/dev/null 2>&1; then
+    python3 experiments/convert_data.py $folder || exit 1
+  fi
+done
 
 pack() { tar czf "$OUT/.records.tgz" -C "$RESULTS" . && mv "$OUT/.records.tgz" "$OUT/records.tgz"; }
 trap pack EXIT

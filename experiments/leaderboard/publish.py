@@ -19,7 +19,7 @@ from acefl.leaderboard import MEANING, SCENARIOS, shortened, write_board
 from acefl.report.metrics import by_key
 from acefl.report.standings import NOT_FOR_CITING, RECORDED, TUNED_BY, Board, written
 from acefl.rules import ASGD
-from acefl.simulation import simulate
+from acefl.runs.simulate import simulate
 from acefl.stop import Stop
 from acefl.tasks.sources import build_task
 

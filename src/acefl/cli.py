@@ -12,12 +12,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import Any
 
 from acefl.errors import AceflError, Interrupted
-
-if TYPE_CHECKING:
-    import click
 
 BROKEN, WRONG_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
@@ -25,14 +22,12 @@ BROKEN, WRONG_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; `arguments` are those of the process when left out."""
     try:
-        import click
-
-        from acefl.commands.app import app
+        from acefl.commands.app import UsageError, app
 
         try:
             with _removing_what_is_half_written():
                 code = app(args=arguments, prog_name="acefl", standalone_mode=False) or 0
-        except click.UsageError as error:
+        except UsageError as error:
             return _fail(_with_help(error), WRONG_INPUT)
     except KeyboardInterrupt:  # while the lines above were being loaded; click catches later ones
         code = INTERRUPTED
@@ -49,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(code)
 
 
-def _with_help(error: click.UsageError) -> str:
-    message = error.format_message().rstrip(".")
+def _with_help(error: Any) -> str:
+    message = str(error.format_message()).rstrip(".")
     if error.ctx is None:
         return message
     commands = getattr(error.ctx.command, "commands", None)

@@ -27,7 +27,7 @@ AXES = ("step", "arrival", "time")
 _GROUPS = {
     "error": ("noise", "bias", "delay", "mse", "probe_seconds"),
     "participation": ("influence_", "staleness_"),
-    "clients": ("slow_", "fast_", "worst_", "client_"),
+    "clients": ("slow_", "fast_", "worst_", "client_", "heldout_", "unscored_"),
 }
 
 

@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import NormalDist, fmean
+from typing import Any
 
 from acefl import keyed
+from acefl.core.settings import REPLACED_BY_TRACE
 from acefl.errors import InvalidInput, one_of, require
 
 CLOCKS = ("event", "tick", "sampled")
@@ -76,7 +78,8 @@ class Scenario:
     spread: float = 1.0
     slow: str = "last"
     fixed: float = 0.0
-    trace: str | None = None  # CSV with columns client,duration: replaces delay to fixed
+    trace: str | Sequence[Sequence[float]] | None = None  # a CSV file with columns client,duration, or every client's
+    # durations themselves: replaces delay to fixed
     concurrency: int | None = None  # clients at work at once; None: all
     dropout: float = 0.0  # fraction of clients that leave ...
     dropout_at: float = 0.5  # ... at this fraction of the budget ...
@@ -102,6 +105,14 @@ class Scenario:
             )
         if self.concurrency is not None:
             require(self.concurrency >= 1, f"concurrency is {self.concurrency}; allowed: at least 1")
+        if self.trace is not None and not isinstance(self.trace, str | Path):
+            object.__setattr__(self, "trace", tuple(_durations(client, own) for client, own in enumerate(self.trace)))
+
+    def record(self) -> dict[str, Any]:
+        """The settings as plain values. Of a trace the file's name alone: its content is recorded beside them."""
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        named = self.trace is None or isinstance(self.trace, str | Path)
+        return settings | {"trace": self.trace and (str(self.trace) if named else "durations given as numbers")}
 
     @property
     def _shape(self) -> float:
@@ -152,7 +163,7 @@ class Scenario:
         """Settings that cannot matter: worth a word before somebody sweeps over them."""
         found = []
         if self.trace is not None:
-            ignored = self._changed("delay", "law", "shape", "spread", "slow", "fixed")
+            ignored = self._changed(*REPLACED_BY_TRACE)
             if ignored:
                 found.append(f"{ignored}: no effect beside a trace, which gives every task's duration")
         else:
@@ -193,6 +204,17 @@ def _pause_between_tasks(times: Sequence[float], busy: int) -> float:
     return low
 
 
+def _durations(client: int, own: Sequence[float]) -> tuple[float, ...]:
+    try:
+        durations = tuple(float(duration) for duration in own)
+    except (TypeError, ValueError):
+        raise InvalidInput(f"trace: the durations of client {client} are {own!r}; allowed: numbers above 0") from None
+    require(bool(durations), f"trace has no duration for client {client}; every client needs at least one")
+    for duration in durations:
+        _positive(f"trace: a duration of client {client}", duration)
+    return durations
+
+
 def _positive(name: str, value: float) -> None:
     require(math.isfinite(value) and value > 0, f"{name} is {value}; allowed: a finite number above 0")
 
@@ -205,10 +227,10 @@ class Durations:
         self._fixed = scenario.fixed
         self._law = LAWS[scenario.law][0]
         self._shape = scenario._shape
-        self._trace = read_trace(scenario.trace, clients) if scenario.trace else None
+        self.trace = read_trace(scenario.trace, clients) if scenario.trace is not None else None
         self._scale = self._speeds(scenario, clients)
-        if self._trace:
-            self.mean = [fmean(durations) for durations in self._trace]
+        if self.trace:
+            self.mean = [fmean(durations) for durations in self.trace]
         else:
             self.mean = [scale + self._fixed for scale in self._scale]
 
@@ -221,16 +243,16 @@ class Durations:
         return scale
 
     def of(self, client: int, visit: int) -> float:
-        if self._trace:
-            durations = self._trace[client]
+        if self.trace:
+            durations = self.trace[client]
             return durations[visit % len(durations)]
         u = keyed.uniform(keyed.key(self._seed, _DELAY_STREAM, client, visit))
         return self._fixed + self._scale[client] * self._law(u, self._shape)
 
     def mean_rounded(self, client: int, rounding: Callable[[float], int]) -> float:
         """The mean of a client's rounded task times: its exact mean, plus what rounding changes at even quantiles."""
-        if self._trace:
-            return fmean(rounding(duration) for duration in self._trace[client])
+        if self.trace:
+            return fmean(rounding(duration) for duration in self.trace[client])
         scale = self._scale[client]
         times = [self._fixed + scale * self._law((k + 0.5) / _QUANTILES, self._shape) for k in range(_QUANTILES)]
         return self.mean[client] + fmean(rounding(time) - time for time in times)
@@ -254,8 +276,12 @@ def dropouts(scenario: Scenario, clients: int, seed: int) -> list[int]:
     return sorted(order[: min(round(scenario.dropout * clients), clients - 1)])
 
 
-def read_trace(path: str | Path, clients: int) -> list[list[float]]:
-    """Every client's task durations, in order, from a CSV file with columns client,duration."""
+def read_trace(trace: str | Path | Sequence[Sequence[float]], clients: int) -> list[list[float]]:
+    """Every client's task durations, in order: as given, or from a CSV file with columns client,duration."""
+    if not isinstance(trace, str | Path):
+        require(len(trace) == clients, f"trace is of {len(trace)} clients; allowed: the task's {clients}")
+        return [list(durations) for durations in trace]
+    path = trace
     durations: list[list[float]] = [[] for _ in range(clients)]
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:

@@ -127,6 +127,7 @@ def write_run(
             "participation": np.bincount(events["client"], minlength=clients),
             "accuracy": own if digits else np.nan,
             "loss": 2.5 * (1 - own) + 0.05,
+            **({"heldout_accuracy": own - 0.02, "heldout_loss": 2.6 * (1 - own) + 0.05} if digits else {}),
         }
     ).to_parquet(directory / "clients.parquet")
     events.to_parquet(directory / "events.parquet")
@@ -208,7 +209,10 @@ def _history(
                 for level, noise in zip(levels, wobble, strict=False)
             ]
             loss = 0.12 + 2.2 * (1 - scores[1]) + 0.02 * wobble[3]
-            measured = dict(zip(("accuracy", "slow_accuracy", "fast_accuracy"), scores, strict=True))
+            named = ("accuracy", "heldout_slow_accuracy", "heldout_fast_accuracy")
+            measured = dict(zip(named, scores, strict=True))
+            measured |= {f"{who}_accuracy": 0.5 + scores[k] / 2 for k, who in ((1, "slow"), (2, "fast"))}
+            measured |= {"heldout_worst_accuracy": 0.8 * scores[1], "worst_accuracy": 0.9 * scores[1]}
             measured |= {"loss": 0.9 * loss, "client_loss": loss}
         else:
             gap = (method.gap + 20 * math.exp(-16 * arrival / arrivals)) * math.exp(8 * wobble[0])

@@ -53,7 +53,7 @@ def test_who_counts_and_who_is_served_is_in_a_table(folder: Path) -> None:
         staleness = run.events["version"] - run.events["trained_on"]
         assert table.loc[method, "staleness_median"] == staleness.quantile(0.5, interpolation="lower")
         assert table.loc[method, "staleness_max"] == staleness.max()
-        assert table.loc[method, "worst_loss"] == max(row["loss"] for row in run.clients)
+        assert table.loc[method, "heldout_worst_loss"] == max(row["loss"] for row in run.clients)
     text = diagnosis.readable(table.reset_index())
     assert set(text["clients that count"]) > {"10"}
     page = (folder / "report.html").read_text(encoding="utf-8")

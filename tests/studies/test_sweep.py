@@ -20,7 +20,7 @@ import acefl.studies.sweep as sweeping
 from acefl import report
 from acefl.errors import InvalidInput
 from acefl.report import sweeps
-from acefl.report.metrics import CLIENT_LOSS
+from acefl.report.metrics import CLIENT_LOSS, GAP
 from acefl.studies.sweep import Grid, parse_axis, results, sweep
 
 SMALL: dict[str, Any] = {
@@ -176,6 +176,7 @@ def test_the_page_compares_nothing_across_scenarios_and_averages_no_diverged_see
     chance = np.random.default_rng(0)
     cells = [
         {"method": method, "scenario.spread": spread, "seed": seed, "client_loss": loss + float(chance.normal(0, 0.01))}
+        | {"diverged": False}
         for method, own in (("ACE", 0.0), ("ASGD", 1.0))
         for spread, loss in ((1.0, own), (30.0, own + 5.0))
         for seed in range(4)
@@ -186,6 +187,25 @@ def test_the_page_compares_nothing_across_scenarios_and_averages_no_diverged_see
     assert "Compared within the same spread." in sweeps._why_bold(table, varied, [CLIENT_LOSS])
     [lone] = [part for _, part in table.groupby("scenario.spread") if part["scenario.spread"].iloc[0] == 1.0]
     assert sweeps._sentences(lone, ["method"], CLIENT_LOSS)[0].startswith("Best mean client-average loss: ")
-    table.loc[0, "client_loss"] = math.nan
+    table.loc[0, "diverged"] = True
     assert math.isnan(sweeps.grouped(table, varied, CLIENT_LOSS)[0]["mean"])
     assert sweeps.leading(table, varied, CLIENT_LOSS) == {("ACE", 30.0)}
+
+
+def test_seeds_that_diverged_are_never_averaged_away(tmp_path: Path) -> None:
+    content = {**SMALL, "method": "ASGD", "lr": [0.05, 1e9], "seed": [0, 1], "stop": {"arrivals": 200}}
+    sweep(Grid.of(content), tmp_path / "s", workers=1)
+    table = results(tmp_path / "s")
+    lost = table.index[(table["lr"] == 0.05) & (table["seed"] == 1)]
+    table.loc[lost, ["diverged", "gap"]] = [True, float("nan")]
+    rows = sweeps.grouped(table, ["lr"], GAP)
+    assert [row["diverged"] for row in rows] == [2, 4], "one of two seeds at each of two heterogeneities, and all"
+    assert all(pd.isna(row["mean"]) for row in rows)
+    html = report.build(tmp_path / "s").read_text()
+    assert "(2 of 2 diverged)" in html
+    assert "4 of 8 runs diverged: nothing is drawn where one of them would count." in html
+
+
+def test_a_metric_that_some_cells_do_not_have_is_averaged_over_those_that_have_it() -> None:
+    table = pd.DataFrame({"a": [1, 1], "gap": [2.0, float("nan")], "diverged": [False, False]})
+    assert sweeps.grouped(table, ["a"], GAP)[0]["mean"] == 2.0

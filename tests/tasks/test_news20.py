@@ -17,6 +17,7 @@ from torch.func import grad
 from acefl import ACE, Scenario, Stop, simulate, tasks
 from acefl.errors import InvalidInput
 from acefl.tasks import TorchTask
+from acefl.tasks.news20 import _network
 from acefl.tasks.text_files import load, stripped
 
 GROUPS = ("alt.atheism", "comp.graphics")
@@ -159,6 +160,24 @@ def test_validation_documents_are_nobodys(folder: str) -> None:
 def test_what_is_wrong_is_said(folder: str, settings: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         tasks.news20(**{"folder": folder, "model": "tiny", "clients": 4, **settings})  # type: ignore[arg-type]
+
+
+def test_code_and_pickles_beside_a_model_are_never_run(folder: str, tmp_path: Path) -> None:
+    """Neither the classes that a model folder brings, nor weights in the older format, which is a pickle."""
+    model, exploded = tmp_path / "model", tmp_path / "exploded"
+    model.mkdir()
+    (model / "bomb.py").write_text(f"open({str(exploded)!r}, 'w')", encoding="utf-8")
+    names = {name: f"bomb.{name}" for name in ("AutoConfig", "AutoModelForSequenceClassification")}
+    described = {"model_type": "mine", "auto_map": {**names, "AutoTokenizer": ["bomb.Tokenizer", None]}}
+    (model / "config.json").write_text(json.dumps(described), encoding="utf-8")
+    with pytest.raises(InvalidInput, match="cannot be loaded"):
+        tasks.news20(folder=folder, model=str(model), clients=4)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    (model / "config.json").write_text(json.dumps({"model_type": "bert", "vocab_size": 9, **sizes}), encoding="utf-8")
+    torch.save({}, model / "pytorch_model.bin")
+    with pytest.raises(InvalidInput, match="cannot be loaded"):
+        _network(str(model))
+    assert not exploded.exists()
 
 
 def test_a_mistyped_model_without_internet_is_said_in_one_line(folder: str) -> None:

@@ -435,7 +435,8 @@ def test_local_work_needs_a_step() -> None:
 
 
 def test_a_task_describes_itself() -> None:
-    assert classification(mlp).describe() == {"name": "torch", "model": "Sequential", "clients": 3}
+    named = {"name": "torch", "model": "Sequential", "clients": 3}
+    assert named.items() <= classification(mlp).describe().items()
     assert classification(mlp, description={"name": "mine"}).describe() == {"name": "mine"}
 
 
@@ -449,3 +450,65 @@ def test_a_model_vector_goes_back_into_a_module() -> None:
     task.evaluate(task.initial())  # the task's own module moves on, the copy does not
     own = nn.CrossEntropyLoss()(module(inputs), targets).item()
     assert own == pytest.approx(task.evaluate(model).metrics["loss"], rel=1e-5)
+
+
+# What a record says of a task
+
+
+def described_task(loss: Any, **settings: Any) -> dict[str, Any]:
+    clients = [(torch.randn(n, FEATURES), torch.randint(CLASSES, (n,))) for n in SIZES]
+    return TorchTask(softmax(), loss, clients, **settings).describe()
+
+
+def test_a_record_says_what_made_a_task_of_ones_own() -> None:
+    weights = torch.tensor([1.0, 2.0, 4.0])
+    local = LocalSteps(5, functools.partial(torch.optim.SGD, lr=0.05))
+    test = torch.randn(7, FEATURES), torch.randint(CLASSES, (7,))
+    loss = nn.CrossEntropyLoss(weight=weights, label_smoothing=0.1)
+    found = described_task(loss, batch=6, local=local, test=test, evaluate_on=3)
+    assert found == {
+        "name": "torch",
+        "model": "Linear",
+        "loss": {
+            "name": "CrossEntropyLoss",
+            "reduction": "mean",
+            "ignore_index": -100,
+            "label_smoothing": pytest.approx(0.1),
+            "weight": [1.0, 2.0, 4.0],
+        },
+        "clients": 3,
+        "samples": sum(SIZES),
+        "batch": 6,
+        "local": {"name": "LocalSteps", "steps": 5, "optimizer": {"name": "SGD", "lr": 0.05}},
+        "ridge": 0.0,
+        "bf16": False,
+        "test": 7,
+        "evaluate_on": 3,
+        "evaluation_batch": 4096,
+    }
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (F.cross_entropy, "cross_entropy"),
+        (functools.partial(F.cross_entropy, label_smoothing=0.5), {"name": "cross_entropy", "label_smoothing": 0.5}),
+        (lambda output, targets: F.cross_entropy(output, targets), f"{__name__}.<lambda>"),
+    ],
+)
+def test_a_loss_is_recorded_by_its_name_and_settings(loss: Any, said: Any) -> None:
+    assert described_task(loss)["loss"] == said
+
+
+def test_a_large_weight_is_recorded_by_its_content() -> None:
+    class Pinned(nn.Module):
+        def __init__(self, fill: float) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.full((2000,), fill))
+
+        def forward(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return F.cross_entropy(output, targets) * self.get_buffer("table").mean()
+
+    one, same, other = (described_task(Pinned(fill))["loss"] for fill in (1.0, 1.0, 2.0))
+    assert one == same != other
+    assert one["table"]["shape"] == [2000]

@@ -38,6 +38,10 @@ def advise() -> None:
     raise InvalidInput("advise was removed; use acefl replay RUN --method NAME on a recorded run, or acefl compare")
 
 
+# What typer raises for a wrong command line; it exports only this subclass. Since 0.26 it is not click's class.
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"acefl {acefl.__version__}")

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
+import typer
 
 from acefl.commands import options
 from acefl.errors import InvalidInput
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def train(
+    context: typer.Context,
     task: options.TaskOptions,
     stop: options.StopOptions,
     *,
@@ -38,7 +39,7 @@ def train(
     from acefl.core.files import check_replaceable
     from acefl.runs.on_ray import run_on_ray
 
-    refuse_scenario()
+    refuse_scenario(context)
     if out is not None and checkpoint_every is None:
         check_replaceable(out)
     [rule] = options.parse_methods([method])
@@ -65,20 +66,14 @@ def train(
     return finished
 
 
-def refuse_scenario() -> None:
+def refuse_scenario(context: typer.Context) -> None:
     """Real time passes by itself: a setting of simulated time that would be ignored is a mistake."""
-    for flag in _given([field.name for field in dataclasses.fields(options.ScenarioOptions)]):
+    names = [field.name for field in dataclasses.fields(options.ScenarioOptions)]
+    for flag in options.written(context, names):
         raise InvalidInput(f"{flag} describes simulated time; allowed with --fleet ray: task, budget and output")
 
 
-def refuse_ray_settings() -> None:
+def refuse_ray_settings(context: typer.Context) -> None:
     """The other way round."""
-    for flag in _given(["actors", "together", "gpus", "ray"]):
+    for flag in options.written(context, ["actors", "together", "gpus", "ray"]):
         raise InvalidInput(f"{flag} describes Ray's actors; allowed with --fleet ray only")
-
-
-def _given(names: list[str]) -> list[str]:
-    """The options among these that were given, as they are written."""
-    context = click.get_current_context()
-    default = click.core.ParameterSource.DEFAULT
-    return ["--" + name.replace("_", "-") for name in names if context.get_parameter_source(name) is not default]

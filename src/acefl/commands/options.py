@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 
 from acefl.core.settings import parse_call
@@ -50,8 +50,23 @@ def _option(panel: str, metavar: str, text: str, default: object = None, words: 
         rich_help_panel=panel,
         metavar=metavar,
         show_default=False,
-        click_type=click.Choice(words, case_sensitive=False) if words else None,
+        **(one_of(words) if words else {}),
     )
+
+
+def one_of(words: tuple[str, ...]) -> dict[str, Any]:
+    """Arguments for `typer.Option`: only these words, in any case, and shells complete them.
+
+    Callbacks are in every typer; its choices are enums, literals or click's types, each only in some.
+    """
+
+    def check(value: str | None) -> str | None:
+        found = {word.lower(): word for word in words}.get(value.lower()) if value is not None else None
+        if value is not None and found is None:
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(map(repr, words))}.")
+        return found
+
+    return {"callback": check, "autocompletion": lambda: list(words)}
 
 
 _TASK_NAME: Any = typer.Option(
@@ -70,7 +85,7 @@ class TaskOptions:
     task: Annotated[str, _TASK_NAME] = "digits"
     clients: Annotated[int | None, _option(TASK, "N", "How many clients", 100)] = None
     alpha: Annotated[float | None, _option(TASK, "X", "Dirichlet parameter of the split, small is uneven", 0.1)] = None
-    model: Annotated[str | None, _option(TASK, "NAME", "digits: softmax or mlp; cifar: see its docs", "softmax")] = None
+    model: Annotated[str | None, _option(TASK, "NAME", "digits: softmax, mlp; cifar: resnet18, cnn", "softmax")] = None
     partition: Annotated[str | None, _option(TASK, "NAME", "The split", "dirichlet", PARTITIONS)] = None
     classes_per_client: Annotated[
         int | None, _option(TASK, "N", "Labels per client, for shards and pathological", 2)
@@ -251,6 +266,13 @@ def parse_seeds(text: str) -> list[int]:
     if numbers[0] > MOST_SEEDS:
         raise InvalidInput(f"seeds is {text!r}; allowed: at most {MOST_SEEDS:,} of them")
     return list(range(numbers[0]))
+
+
+def written(context: typer.Context, names: Iterable[str] | None = None, *, beside: Collection[str] = ()) -> list[str]:
+    """The options that the command line gives, among these names (None: all) and beside those, as they are written."""
+    # The source is an enum of click's or, since typer 0.26, of typer's own copy: only its names are the same.
+    sources = {name: context.get_parameter_source(name) for name in names or context.params if name not in beside}
+    return ["--" + name.replace("_", "-") for name, source in sources.items() if source and source.name != "DEFAULT"]
 
 
 def _given(options: Any) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 
 from acefl.commands import options
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 
 @with_options
 def replay(
+    context: typer.Context,
     directory: Annotated[Path, typer.Argument(metavar="RUN")],
     task: options.TaskOptions,
     method: Annotated[
@@ -69,7 +69,7 @@ def replay(
 
     check_replaceable(out)
     recorded = record.load(directory)
-    stand_in = _stand_in(task, recorded)
+    stand_in = _stand_in(task, recorded) if options.written(context, vars(task)) else None
     rules = options.parse_methods(method)
     compare(directory, rules, out=out, lr=lr, task=stand_in, evaluations=evaluations)
     table = page.summary_table(out)
@@ -81,15 +81,9 @@ def replay(
         show.path("report", out / "report.html")
 
 
-def _stand_in(task: options.TaskOptions, recorded: Any) -> Task | None:
-    """The task that was named, with as many clients as the run had; None: the run's own."""
+def _stand_in(task: options.TaskOptions, recorded: Any) -> Task:
+    """The task that was named, with as many clients as the run had."""
     from acefl.tasks.sources import build_task
 
-    context = click.get_current_context()
-    given = [
-        name for name in vars(task) if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
-    ]
-    if not given:
-        return None
     settings = {**task.build(), "clients": len(recorded.participation)}
     return build_task(settings, int(recorded.config["seed"]))

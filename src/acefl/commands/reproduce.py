@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
 from acefl.commands import options
@@ -38,7 +37,7 @@ def reproduce(
         typer.Option(
             metavar="FORM",
             help="printed: the paper's settings; tuned: every lr by the same search, equal uploads",
-            click_type=click.Choice(FORMS),
+            **options.one_of(FORMS),
         ),
     ] = None,
     seeds: Annotated[

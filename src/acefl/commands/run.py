@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
 from rich.table import Table
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
 @with_options
 def run(
+    context: typer.Context,
     task: options.TaskOptions,
     scenario: options.ScenarioOptions,
     stop: options.StopOptions,
@@ -72,8 +72,8 @@ def run(
         typer.Option(
             metavar="NAME",
             help="Who does the work: clients in virtual time, or Ray actors in real time (simulated, ray)",
-            click_type=click.Choice(("simulated", "ray"), case_sensitive=False),
             rich_help_panel=options.FLEET,
+            **options.one_of(("simulated", "ray")),
         ),
     ] = "simulated",
     actors: Annotated[
@@ -123,17 +123,18 @@ def run(
     foretold: dict[str, list[str]] = {}
     with contextlib.ExitStack() as whole:
         if resume is not None:
-            _refuse_settings_beside_resume(but="method" if options.is_own(method) else "")
+            _refuse_settings_beside_resume(context, but="method" if options.is_own(method) else "")
             own = options.parse_methods([method])[0] if options.is_own(method) else None
             out = folder = resume
             whole.enter_context(_telling_how_to_go_on(out))
             with show.fraction_bar("resumed", quiet=json) as progress:
                 finished = go_on(resume, rule=own, progress=progress)
         elif lr is None:
-            raise click.UsageError("Missing option '--lr'", click.get_current_context())
+            raise InvalidInput("Missing option '--lr' (see acefl run --help)")
         elif fleet == "ray":
             folder = None
             finished = on_ray.train(
+                context,
                 task,
                 stop,
                 lr=lr,
@@ -150,7 +151,7 @@ def run(
                 step=options.parse_step(optimizer, schedule),
             )
         else:
-            on_ray.refuse_ray_settings()
+            on_ray.refuse_ray_settings(context)
             require(out is not None or checkpoint_every is None, "--checkpoint-every needs --out DIR to write to")
             if out is not None:
                 check_replaceable(out)
@@ -196,13 +197,10 @@ def run(
         show.path("report", out / "report.html")
 
 
-def _refuse_settings_beside_resume(but: str) -> None:
+def _refuse_settings_beside_resume(context: typer.Context, but: str) -> None:
     """A setting that would be ignored is a mistake. A method of one's own has to be named: records import nothing."""
-    context = click.get_current_context()
-    for option in context.command.params:
-        given = context.get_parameter_source(option.name or "") is not click.core.ParameterSource.DEFAULT
-        if given and option.name not in ("resume", "json", but):
-            raise InvalidInput(f"{option.opts[0]} is given beside --resume, which takes all settings from the record")
+    for option in options.written(context, beside=("resume", "json", but)):
+        raise InvalidInput(f"{option} is given beside --resume, which takes all settings from the record")
 
 
 @contextlib.contextmanager

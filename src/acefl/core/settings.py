@@ -17,6 +17,8 @@ from acefl.errors import InvalidInput, require
 
 T = TypeVar("T")
 
+REPLACED_BY_TRACE = ("delay", "law", "shape", "spread", "slow", "fixed")  # settings of a scenario
+
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
     """The name and its settings, which are plain values; None if the text is not of this form."""

@@ -120,33 +120,54 @@ def fairness(comparison: Comparison) -> Figure | None:
     panels = [panel for panel in (_two_fifths(comparison), _by_speed(comparison)) if panel is not None]
     if not panels:
         return None
-    caption = (
-        "Every client's score on its own data. Left: mean of the slowest fifth (filled) and of the fastest fifth "
-        "(open); small ticks are single seeds. Right: clients in groups of equal size by speed. "
+    caption = f"Every client's score on {_judged_by(comparison)}. " + (
+        "Left: mean of the slowest fifth (filled) and of the fastest fifth (open); small ticks are single seeds. "
+        "Right: clients in groups of equal size by speed. "
         if len(panels) == 2
-        else "Every client's score on its own data, clients in groups of equal size by speed. "
+        else "Clients are in groups of equal size by speed. "
     )
-    caption += seeds_said(len(comparison.seeds)) + _worst(comparison)
+    caption += seeds_said(len(comparison.seeds)) + _worst(comparison) + _unscored(comparison)
     return Figure("fairness", "Slow clients against fast clients", caption, panels, columns=len(panels))
+
+
+def _held_out(comparison: Comparison) -> str:
+    """What scores of clients are called: those on held-out data where they were recorded."""
+    held = any(comparison.measures(f"heldout_worst_{score}") for score in ("accuracy", "loss"))
+    return "heldout_" if held else ""
+
+
+def _judged_by(comparison: Comparison) -> str:
+    held = "data it does not train on: its own test data, or the test set by its share of each label"
+    return held if _held_out(comparison) else "the data it trains on"
 
 
 def _worst(comparison: Comparison) -> str:
     """The client that is served worst, per method, in words."""
-    name = next((name for name in ("accuracy", "loss") if comparison.measures(f"worst_{name}")), None)
+    held = _held_out(comparison)
+    name = next((name for name in ("accuracy", "loss") if comparison.measures(f"{held}worst_{name}")), None)
     if name is None:
         return ""
-    said = [f"{method.label} {np.mean(method.finals(f'worst_{name}')):.3g}" for method in comparison.methods]
+    said = [f"{method.label} {np.mean(method.finals(f'{held}worst_{name}')):.3g}" for method in comparison.methods]
     return f" The {name} of the worst served client: {', '.join(said)}."
 
 
+def _unscored(comparison: Comparison) -> str:
+    """How many clients the means leave out."""
+    column = f"{_held_out(comparison)}loss"
+    known = [run.clients[column].notna() for run in comparison.runs if column in run.clients]
+    most = max((int((~own).sum()) for own in known if own.any()), default=0)
+    return f" Clients without a score are left out, {most} of {len(known[0])}." if most else ""
+
+
 def _two_fifths(comparison: Comparison) -> Panel | None:
-    measured = comparison.measures("slow_accuracy") and comparison.measures("fast_accuracy")
-    if len(comparison.methods) < 2 or not measured:
+    held = _held_out(comparison)
+    names = f"{held}slow_accuracy", f"{held}fast_accuracy"
+    if len(comparison.methods) < 2 or not all(comparison.measures(name) for name in names):
         return None
     looks = style.looks(comparison.methods)
     traces = []
     for row, method in enumerate(reversed(comparison.methods)):
-        slow, fast = method.finals("slow_accuracy"), method.finals("fast_accuracy")
+        slow, fast = (method.finals(name) for name in names)
         colour = looks[method.label].colour
         if len(method.runs) > 1:
             ticks = {"symbol": "line-ns-open", "size": 12, "color": colour, "opacity": 0.55}
@@ -170,7 +191,7 @@ def _two_fifths(comparison: Comparison) -> Panel | None:
         )
     rows = row_names(method.label for method in reversed(comparison.methods))
     layout = style.layout(
-        "accuracy on own data",
+        "held-out accuracy" if held else "accuracy on training data",
         "",
         height=_height(comparison),
         xaxis={"range": style.span(_shown(traces, "x"), 0.1)},
@@ -181,7 +202,8 @@ def _two_fifths(comparison: Comparison) -> Panel | None:
 
 def _by_speed(comparison: Comparison) -> Panel | None:
     columns = [set(run.clients.columns[run.clients.notna().any()]) for run in comparison.runs]
-    score = next((name for name in ("accuracy", "loss") if all(name in has for has in columns)), None)
+    held = _held_out(comparison)
+    score = next((f"{held}{name}" for name in ("accuracy", "loss") if all(f"{held}{name}" in c for c in columns)), None)
     if score is None:
         return None
     looks = style.looks(comparison.methods)
@@ -198,10 +220,10 @@ def _by_speed(comparison: Comparison) -> Panel | None:
         lines.append(line(method.label, look, times, scores.mean(axis=0), mode="lines+markers", marker=dots))
     layout = style.layout(
         f"mean task time of client ({comparison.time_heading})",
-        f"{score} on own data",
+        score.replace("heldout_", "held-out ") if held else f"{score} on training data",
         height=_height(comparison),
         xaxis=style.log_ticks(min(slowness), max(slowness)),
-        yaxis={"range": style.span(_shown(bands + lines, "y"), 0.1 if score == "accuracy" else 0.0)},
+        yaxis={"range": style.span(_shown(bands + lines, "y"), 0.1 if score.endswith("accuracy") else 0.0)},
         hovermode="x unified",
     )
     return Panel("fast clients on the left, slow on the right", bands + solid_first(lines), layout)

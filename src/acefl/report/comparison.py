@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from acefl.core.settings import REPLACED_BY_TRACE
 from acefl.report import figures, headline, metrics, page, recorded, style, tables
 from acefl.report.metrics import by_key
 from acefl.report.page import Cell, Table
@@ -57,7 +58,7 @@ def _subtitle(comparison: Comparison) -> str:
     parts = [
         task_name(task),
         f"{clients} clients" if clients else "",
-        f"speeds spread {comparison.scenario['spread']:g}×" if comparison.scenario.get("spread") else "",
+        comparison.speeds,
         "in real time" if comparison.in_real_time else chance,
     ]
     return " · ".join(part for part in parts if part)
@@ -73,7 +74,8 @@ def made(comparison: Comparison) -> dict[str, str | list[str]]:
     return {
         "Command": comparison.command,
         "Task": settings(comparison.task),
-        "Scenario": settings(comparison.scenario),
+        "Scenario": settings(_that_matter(comparison.scenario)),
+        "Trace": _trace(comparison),
         "Clock": _CLOCKS.get(clock, clock),
         "Stopped at": settings(comparison.stop),
         "Ended early": "; ".join(str(run.config["ended"]) for run in comparison.runs if "ended" in run.config),
@@ -107,6 +109,25 @@ def _spread(comparison: Comparison) -> str:
         return "± is the sample standard deviation over seeds; bands in figures are the lowest and highest seed."
     once = "run" if comparison.in_real_time else "seed"
     return f"One {once}: nothing here says how much another {once} would differ."
+
+
+def _that_matter(scenario: dict[str, Any]) -> dict[str, Any]:
+    """Beside a trace, which gives every task's duration, what would else make them is no setting of the run."""
+    replaced = REPLACED_BY_TRACE if scenario.get("trace") else ()
+    return {name: value for name, value in scenario.items() if name not in replaced}
+
+
+def _trace(comparison: Comparison) -> str:
+    """What a trace held, from the content in the record."""
+    durations = comparison.runs[0].config.get("trace")
+    if not durations:
+        return ""
+    every = [duration for own in durations for duration in own]
+    means = [sum(own) / len(own) for own in durations]
+    return (
+        f"{len(every):,} durations of {len(durations):,} clients, {min(every):.3g} to {max(every):.3g}; mean of the "
+        f"fastest client {min(means):.3g}, of the slowest {max(means):.3g}. They are in config.json, as trace."
+    )
 
 
 def _travelled(comparison: Comparison) -> str:

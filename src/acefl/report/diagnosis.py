@@ -81,20 +81,24 @@ def impact(found: Diagnosis) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-_SERVED = ("slow_accuracy", "fast_accuracy", "worst_accuracy")
-_SERVED_BY_LOSS = ("slow_loss", "fast_loss", "worst_loss")
+_SERVED = tuple(  # the first of these that was measured
+    tuple(f"{held}{who}_{score}" for who in ("slow", "fast", "worst"))
+    for score in ("accuracy", "loss")
+    for held in ("heldout_", "")
+)
 
 
 def participation(found: Diagnosis) -> pd.DataFrame:
     """Who makes the model and who is served by it: influence over the whole run, staleness of all arrivals, the end."""
     if found.methods is None:
         return pd.DataFrame()
-    served = _SERVED if found.methods.measures(_SERVED[0]) else _SERVED_BY_LOSS
+    measures = found.methods.measures
+    served = next((names for names in _SERVED if measures(names[0])), ())
     rows = []
     for method in found.methods.methods:
         row: dict[str, Any] = {"method": method.label}
         names = ("influence_clients", "influence_gini", "influence_speed", "influence_slow", *served, "gap")
-        row |= {name: _mean(method, name) for name in names if found.methods.measures(name)}
+        row |= {name: _mean(method, name) for name in names if measures(name)}
         counts = clients.staleness_counts(method)
         for name, q in (("median", 0.5), ("p90", 0.9), ("max", 1.0)):
             row[f"staleness_{name}"] = float(clients.quantile(counts, q)) if counts else math.nan
@@ -136,6 +140,12 @@ _COLUMNS = {  # of both tables: heading, and how numbers are written
     "staleness_median": ("staleness: median", ",.0f"),
     "staleness_p90": ("90 %", ",.0f"),
     "staleness_max": ("largest", ",.0f"),
+    "heldout_slow_accuracy": ("held-out accuracy: slow fifth", ".3f"),
+    "heldout_fast_accuracy": ("fast fifth", ".3f"),
+    "heldout_worst_accuracy": ("worst client", ".3f"),
+    "heldout_slow_loss": ("held-out loss: slow fifth", ".3g"),
+    "heldout_fast_loss": ("fast fifth", ".3g"),
+    "heldout_worst_loss": ("worst client", ".3g"),
     "slow_accuracy": ("accuracy: slow fifth", ".3f"),
     "fast_accuracy": ("fast fifth", ".3f"),
     "worst_accuracy": ("worst client", ".3f"),

@@ -48,9 +48,9 @@ def render(directory: Path) -> str:
 def _subtitle(found: Diagnosis) -> str:
     if found.methods is None:
         return "measured error terms"
-    task, spread = found.methods.task, found.methods.scenario.get("spread")
+    task = found.methods.task
     quick = " · quick: these numbers mean little" if found.content.get("quick") else ""
-    return f"{comparison.task_name(task)} · {task.get('clients', '?')} clients · speeds spread {spread:g}×{quick}"
+    return f"{comparison.task_name(task)} · {task.get('clients', '?')} clients · {found.methods.speeds}{quick}"
 
 
 def _tables(found: Diagnosis) -> list[page.Table]:

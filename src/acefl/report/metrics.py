@@ -55,27 +55,51 @@ ACCURACY = Metric(
     ("reaches {} accuracy", "reach {} accuracy"),
     higher_is_better=True,
 )
+_NOT_TRAINED_ON = "on data it does not train on (its own test data, or the test set by its share of each label)"
+HELDOUT_SLOW_ACCURACY = Metric(
+    "heldout_slow_accuracy",
+    "slow-fifth held-out accuracy",
+    "slow-fifth held-out accuracy",
+    f"mean accuracy of the slowest fifth of clients, each {_NOT_TRAINED_ON}",
+    ("serves the slowest fifth of clients at {} accuracy", "serve the slowest fifth of clients at {} accuracy"),
+    higher_is_better=True,
+)
+HELDOUT_FAST_ACCURACY = Metric(
+    "heldout_fast_accuracy",
+    "fast-fifth held-out accuracy",
+    "fast-fifth held-out accuracy",
+    f"mean accuracy of the fastest fifth of clients, each {_NOT_TRAINED_ON}",
+    ("serves the fastest fifth of clients at {} accuracy", "serve the fastest fifth of clients at {} accuracy"),
+    higher_is_better=True,
+)
+HELDOUT_CLIENT_LOSS = Metric(
+    "heldout_client_loss",
+    "client-average held-out loss",
+    "client-average held-out loss",
+    f"mean over clients of each one's loss {_NOT_TRAINED_ON}, every client counting the same",
+    ("ends at a client-average held-out loss of {}", "end at a client-average held-out loss of {}"),
+)
 SLOW_ACCURACY = Metric(
     "slow_accuracy",
-    "slow-fifth accuracy",
-    "slow-fifth accuracy",
-    "mean accuracy of the slowest fifth of clients, each on its own data",
-    ("serves the slowest fifth of clients at {} accuracy", "serve the slowest fifth of clients at {} accuracy"),
+    "slow-fifth training accuracy",
+    "slow-fifth training accuracy",
+    "mean accuracy of the slowest fifth of clients, each on the data it trains on",
+    ("fits the slowest fifth of clients at {} training accuracy", "fit the slowest fifth at {} training accuracy"),
     higher_is_better=True,
 )
 FAST_ACCURACY = Metric(
     "fast_accuracy",
-    "fast-fifth accuracy",
-    "fast-fifth accuracy",
-    "mean accuracy of the fastest fifth of clients, each on its own data",
-    ("serves the fastest fifth of clients at {} accuracy", "serve the fastest fifth of clients at {} accuracy"),
+    "fast-fifth training accuracy",
+    "fast-fifth training accuracy",
+    "mean accuracy of the fastest fifth of clients, each on the data it trains on",
+    ("fits the fastest fifth of clients at {} training accuracy", "fit the fastest fifth at {} training accuracy"),
     higher_is_better=True,
 )
 CLIENT_LOSS = Metric(
     "client_loss",
     "client-average loss",
     "client-average loss",
-    "mean over clients of each one's loss on its own data, every client counting the same",
+    "mean over clients of each one's loss on the data it trains on, every client counting the same",
     ("ends at a client-average loss of {}", "end at a client-average loss of {}"),
 )
 LOSS = Metric(
@@ -102,31 +126,25 @@ GRAD_NORM = Metric(
     log=True,
 )
 
-HELDOUT_CLIENT_LOSS = Metric(
-    "heldout_client_loss",
-    "held-out client loss",
-    "held-out client-average loss",
-    "mean over clients of each one's loss on data like its own that nobody trained on, every client counting the same",
-    ("ends at a held-out client-average loss of {}", "end at a held-out client-average loss of {}"),
-)
-HELDOUT_SLOW_ACCURACY = Metric(
-    "heldout_slow_accuracy",
-    "held-out slow-fifth accuracy",
-    "held-out slow-fifth accuracy",
-    "mean accuracy of the slowest fifth of clients, each on data like its own that nobody trained on",
-    (
-        "serves the slowest fifth of clients at {} accuracy on held-out data",
-        "serve the slowest fifth of clients at {} accuracy on held-out data",
-    ),
-    higher_is_better=True,
-)
-_HELD_OUT = {"client_loss": HELDOUT_CLIENT_LOSS, "slow_accuracy": HELDOUT_SLOW_ACCURACY}
-
-_COLUMNS = (ACCURACY, CLIENT_LOSS, SLOW_ACCURACY, GAP, GRAD_NORM)
-_CURVES = (ACCURACY, SLOW_ACCURACY, GAP, GRAD_NORM)
+_COLUMNS = (HELDOUT_SLOW_ACCURACY, ACCURACY, CLIENT_LOSS, SLOW_ACCURACY, GAP, GRAD_NORM)
+_CURVES = (HELDOUT_SLOW_ACCURACY, ACCURACY, GAP, GRAD_NORM)
 _LOSSES = (CLIENT_LOSS, LOSS)
-EVERY = (ACCURACY, CLIENT_LOSS, SLOW_ACCURACY, FAST_ACCURACY, LOSS, GAP, GRAD_NORM, *_HELD_OUT.values())
-_BY_IMPORTANCE = (SLOW_ACCURACY, ACCURACY, GAP, CLIENT_LOSS, GRAD_NORM, LOSS)
+EVERY = (
+    HELDOUT_SLOW_ACCURACY,
+    HELDOUT_FAST_ACCURACY,
+    ACCURACY,
+    HELDOUT_CLIENT_LOSS,
+    CLIENT_LOSS,
+    SLOW_ACCURACY,
+    FAST_ACCURACY,
+    LOSS,
+    GAP,
+    GRAD_NORM,
+)
+_BY_IMPORTANCE = (HELDOUT_SLOW_ACCURACY, SLOW_ACCURACY, ACCURACY, GAP, CLIENT_LOSS, GRAD_NORM, LOSS)
+
+
+_HELD_OUT = {"client_loss": HELDOUT_CLIENT_LOSS, "slow_accuracy": HELDOUT_SLOW_ACCURACY}
 
 
 def by_key(key: str) -> Metric:
@@ -141,13 +159,8 @@ def held_out(key: str) -> str | None:
 
 
 def measured(comparison: Comparison, among: tuple[Metric, ...]) -> list[Metric]:
-    """Those of the metrics that this comparison recorded, on held-out data where it has them."""
-    preferred = [_HELD_OUT[m.key] if m.key in _HELD_OUT and _held_out_by(comparison, m) else m for m in among]
-    return [metric for metric in preferred if comparison.measures(metric.key)]
-
-
-def _held_out_by(comparison: Comparison, metric: Metric) -> bool:
-    return comparison.measures(_HELD_OUT[metric.key].key)
+    """Those of the metrics that this comparison recorded."""
+    return [metric for metric in among if comparison.measures(metric.key)]
 
 
 def columns(comparison: Comparison) -> list[Metric]:
@@ -156,8 +169,12 @@ def columns(comparison: Comparison) -> list[Metric]:
 
 
 def curves(comparison: Comparison) -> list[Metric]:
-    """What is drawn against steps, arrivals and time; the losses only where the task has nothing better."""
-    return measured(comparison, _CURVES) or measured(comparison, _LOSSES)
+    """What is drawn against steps, arrivals and time; the losses only where the task has nothing better.
+
+    Records without held-out scores show the slow clients' accuracy on the data they train on.
+    """
+    older = (SLOW_ACCURACY,) if not comparison.measures(HELDOUT_SLOW_ACCURACY.key) else ()
+    return measured(comparison, (*_CURVES[:2], *older, *_CURVES[2:])) or measured(comparison, _LOSSES)
 
 
 def primary(comparison: Comparison) -> Metric | None:

@@ -123,6 +123,14 @@ class Comparison:
     def time_heading(self) -> str:
         return "seconds" if self.in_real_time else "virtual time"
 
+    @property
+    def speeds(self) -> str:
+        """How far apart clients' speeds were, in words: by what was set, or by what a trace held."""
+        if self.scenario.get("trace"):
+            times = self.runs[0].clients["mean_time"].to_numpy(float)
+            return f"speeds from a trace, the slowest client {times.max() / times.min():.3g}× the fastest"
+        return f"speeds spread {self.scenario['spread']:g}×" if self.scenario.get("spread") else ""
+
     def measures(self, metric: str) -> bool:
         """Whether any run ended with a number for this metric."""
         return any(np.isfinite(run.final(metric)) for run in self.runs)

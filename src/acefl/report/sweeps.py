@@ -65,11 +65,8 @@ Row = dict[str, Any]  # the varied settings, and "mean" and "std" of a metric ov
 
 
 def grouped(table: pd.DataFrame, by: list[str], metric: Metric) -> list[Row]:
-    """Mean and standard deviation over seeds of one metric for every combination of the varied settings.
-
-    A seed that diverged makes the mean NaN: the mean of the others would flatter the combination.
-    """
-    return [{**dict(zip(by, key, strict=True)), **_spread(part[metric.key])} for key, part in _parts(table, by)]
+    """Mean and standard deviation over seeds of one metric for every combination of the varied settings."""
+    return [dict(zip(by, key, strict=True)) | _over_seeds(part, metric) for key, part in _parts(table, by)]
 
 
 def leading(table: pd.DataFrame, varied: list[str], metric: Metric) -> set[tuple[Any, ...]]:
@@ -77,7 +74,7 @@ def leading(table: pd.DataFrame, varied: list[str], metric: Metric) -> set[tuple
     found: set[tuple[Any, ...]] = set()
     for _, part in _parts(table, _around(varied)):
         by_seed = {
-            key: dict(zip(own.get(_SEED, range(len(own))), own[metric.key], strict=True))
+            key: dict(zip(own.get(_SEED, range(len(own))), own[metric.key].where(~_lost(own)), strict=True))
             for key, own in _parts(part, varied)
         }
         names = {str(key): key for key in by_seed}
@@ -95,8 +92,21 @@ def _around(varied: list[str]) -> list[str]:
     return [axis for axis in varied if axis.startswith(_SETTING)]
 
 
-def _spread(values: pd.Series) -> dict[str, float]:
-    return {"mean": float(values.mean(skipna=False)), "std": float(values.std(skipna=False))}
+def _lost(part: pd.DataFrame) -> pd.Series:
+    return part["diverged"].astype(bool)
+
+
+def _over_seeds(part: pd.DataFrame, metric: Metric) -> Row:
+    """A mean without the seeds that diverged would flatter, so there is none; how many did is said."""
+    lost = _lost(part)
+    values = part[metric.key].where(~lost)[lost | part[metric.key].notna()]
+    mean, std = float(values.mean(skipna=False)), float(values.std(skipna=False))
+    return {"mean": mean, "std": std, "diverged": int(lost.sum()), "runs": len(part)}
+
+
+def _written(row: Row, metric: Metric) -> str:
+    lost = f" ({row['diverged']} of {row['runs']} diverged)" if row["diverged"] else ""
+    return metric.write(row["mean"], row["std"]) + lost
 
 
 def _sentences(table: pd.DataFrame, varied: list[str], metric: Metric) -> list[str]:
@@ -107,8 +117,7 @@ def _sentences(table: pd.DataFrame, varied: list[str], metric: Metric) -> list[s
     rows = grouped(table, varied, metric)
     best = rows[_best(rows, metric)]
     where = ", ".join(f"{_word(axis)} {best[axis]}" for axis in varied)
-    value = metric.write(best["mean"], best["std"])
-    return [f"Best mean {metric.heading}: {value}" + (f", at {where}." if where else "."), done]
+    return [f"Best mean {metric.heading}: {_written(best, metric)}" + (f", at {where}." if where else "."), done]
 
 
 def _best(rows: list[Row], metric: Metric) -> int:
@@ -136,8 +145,7 @@ def _table(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> Table
         key = tuple(first[axis] for axis in varied)
         cells = [Cell(str(value)) for value in key]
         for metric, of_metric, bold in columns:
-            value = metric.write(of_metric[place]["mean"], of_metric[place]["std"])
-            cells.append(Cell(value, key in bold))
+            cells.append(Cell(_written(of_metric[place], metric), key in bold))
         rows.append(cells)
     return Table([*map(_word, varied), *(metric.heading for metric in shown)], rows, named=len(varied))
 
@@ -152,7 +160,7 @@ def _heat_maps(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> l
         low, high = float(table[metric.key].min()), float(table[metric.key].max())
         panels = [_heat_map(part, across, up, metric, _group_name(others, name), (low, high)) for name, part in groups]
         title = f"{metric.heading} over {_word(across)} and {_word(up)}"
-        caption = "Mean over seeds; one colour scale for all maps. Brighter is higher."
+        caption = "Mean over seeds; one colour scale for all maps. Brighter is higher." + _diverged(table)
         figures.append(Figure(_slug(f"map-{metric.key}-{across}-{up}"), title, caption, panels, min(3, len(panels))))
     return figures
 
@@ -160,7 +168,8 @@ def _heat_maps(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> l
 def _heat_map(
     part: pd.DataFrame, across: str, up: str, metric: Metric, heading: str, ends: tuple[float, float]
 ) -> Panel:
-    grid = part.pivot_table(index=up, columns=across, values=metric.key, aggfunc="mean", sort=True)
+    means = pd.DataFrame(grouped(part, [up, across], metric))
+    grid = means.pivot_table(index=up, columns=across, values="mean", aggfunc="first", sort=True, dropna=False)
     values = grid.to_numpy(float)
     text = [[metric.write_short(value) for value in row] for row in values]
     trace = heatmap(grid.columns, grid.index, values, text, colorscale="Viridis", zmin=ends[0], zmax=ends[1])
@@ -181,14 +190,20 @@ def _curves(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> list
             traces = []
             for name in labels:
                 part = table[table["method"] == name] if has_method else table
-                along = part.groupby(axis)[metric.key].agg(["mean", "std"]).reset_index()
+                along = pd.DataFrame(grouped(part, [axis], metric)).sort_values(axis)
                 bars = {"type": "data", "array": numbers(along["std"].fillna(0.0)), "thickness": 1.4}
                 traces.append(line(name, looks[name], along[axis], along["mean"], mode="lines+markers", error_y=bars))
             layout = style.layout(_word(axis), metric.axis, height=380) | {"showlegend": len(labels) > 1}
             panels.append(Panel(metric.heading, traces, layout))
         caption = "Mean over seeds and all other settings; bars: ± one standard deviation over them."
+        caption += _diverged(table)
         figures.append(Figure(_slug(f"along-{axis}"), f"Along {_word(axis)}", caption, panels, min(2, len(panels))))
     return figures
+
+
+def _diverged(table: pd.DataFrame) -> str:
+    lost = int(_lost(table).sum())
+    return f" {lost} of {len(table)} runs diverged: nothing is drawn where one of them would count." if lost else ""
 
 
 def _word(axis: str) -> str:

@@ -42,8 +42,8 @@ def summary_table(directory: Path) -> pd.DataFrame:
     """One row per method, best mean first: `method`, each metric with its `_std` and whether the method `_leads` by it,
     each cost with its `_std`, `lr`, and the counts `lrs_tried`, `seeds` and `diverged`.
 
-    Ordered by slow-fifth accuracy, or by the nearest thing the task measures. To lead is more than the best mean: see
-    `acefl.statistics`.
+    Ordered by slow-fifth held-out accuracy, or by the nearest thing the task measures. To lead is more than the best
+    mean: see `acefl.statistics`.
     """
     return table_of(recorded.load(directory))
 

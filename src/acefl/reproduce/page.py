@@ -189,7 +189,8 @@ def curves(page: Page, name: str, caption: str, results: Results, panels: Mappin
         figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
 
     if any(results.where(**labels).records for labels in panels.values()):
-        page.figure(name, caption, draw)
+        shown = [results.where(**labels) for labels in panels.values()]
+        page.figure(name, caption + _diverged(shown, "their curves go on where they ended"), draw)
 
 
 _DASHES = {"solid": "-", "dash": "--", "dashdot": "-.", "dot": ":"}
@@ -242,7 +243,7 @@ def lines(page: Page, name: str, caption: str, results: Results, x: str, *, metr
         figure.legend(loc="outside right upper", frameon=False)
 
     if results.records:
-        page.figure(name, caption, draw)
+        page.figure(name, caption + _diverged([results], "left out of the means"), draw)
 
 
 def heatmaps(page: Page, name: str, caption: str, results: Results, x: str, y: str) -> None:
@@ -276,4 +277,9 @@ def heatmaps(page: Page, name: str, caption: str, results: Results, x: str, y: s
         figure.colorbar(image, ax=grid[0].tolist())
 
     if results.records:
-        page.figure(name, caption, draw)
+        page.figure(name, caption + _diverged([results], "they count by what they were last judged at"), draw)
+
+
+def _diverged(shown: Sequence[Results], how: str) -> str:
+    lost, runs = sum(part.diverged for part in shown), sum(len(part.records) for part in shown)
+    return f" ({lost} of {runs} runs diverged: {how})" if lost else ""

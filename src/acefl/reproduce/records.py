@@ -107,6 +107,11 @@ class Results:
         values = [float(value) for value in found if value is not None]
         return sum(values) / len(values) if values else None
 
+    @property
+    def diverged(self) -> int:
+        """How many of the runs did."""
+        return sum(bool(record["diverged"]) for record in self.records)
+
     def curve(self, metric: str, against: str, **labels: Any) -> list[tuple[list[float], list[float]]]:
         """One (x, y) per seed from the recorded evaluations."""
         curves = []
@@ -121,7 +126,10 @@ def _entry(record: Record) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """`0.44 ± 0.01 (5)`: mean, standard deviation and how many; a single value alone."""
+    """`0.44 ± 0.01 (5)`: mean, standard deviation and how many; a single value alone.
+
+    `0.44 ± 0.01 (mean of 4 of 5 seeds, 1 diverged)` where a run has no value: a mean that leaves some out says so.
+    """
     finite = [value for value in values if not math.isnan(value)]
     if not values:
         return ""
@@ -132,5 +140,7 @@ def spread(values: Sequence[float]) -> str:
     text = f"{mean:.3f}"
     if len(finite) > 1:
         deviation = math.sqrt(sum((value - mean) ** 2 for value in finite) / (len(finite) - 1))
-        text += f" ± {deviation:.3f} ({len(finite)})"
-    return text + (f", {lost} diverged" if lost else "")
+        text += f" ± {deviation:.3f}"
+    if lost:
+        return f"{text} (mean of {len(finite)} of {len(values)} seeds, {lost} diverged)"
+    return f"{text} ({len(finite)})" if len(finite) > 1 else text

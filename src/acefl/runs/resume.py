@@ -84,7 +84,7 @@ def _build(
         task,
         rule,
         lr=config["lr"],
-        scenario=build(Scenario, config["scenario"]),
+        scenario=build(Scenario, config["scenario"] | ({"trace": config["trace"]} if "trace" in config else {})),
         stop=build(Stop, config["stop"]),
         seed=config["seed"],
         evaluations=settings["evaluations"],

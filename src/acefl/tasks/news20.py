@@ -190,6 +190,7 @@ def _network(model: str) -> nn.Module:
             library.BertConfig(vocab_size=_VOCABULARY[TINY], **sizes, **settings)
         )
     else:
+        settings["use_safetensors"] = True  # the older weights are pickles
         network = _pretrained(library.AutoModelForSequenceClassification, model, **settings)
     return network.float()
 
@@ -202,18 +203,19 @@ def _transformers() -> Any:
 
 
 def _pretrained(kind: Any, model: str, **settings: Any) -> Any:
+    """A model or a tokenizer; code that lies beside it is never run."""
     logging = _transformers().utils.logging
     before = logging.get_verbosity()
     logging.set_verbosity_error()  # it says at length that the classifier's last layer is new, as it must be
     logging.disable_progress_bar()
     try:
         local = Path(model).is_dir() or not hub.answers(model)
-        return kind.from_pretrained(model, **settings, local_files_only=local)
+        return kind.from_pretrained(model, **settings, local_files_only=local, trust_remote_code=False)
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise InvalidInput(
             f"model {model!r} cannot be loaded ({reason[:120]}); allowed: words, tiny, a folder with a transformers "
-            "model and its tokenizer, or with internet a name on the hub such as distilbert-base-uncased"
+            "model (safetensors) and its tokenizer, or with internet a name on the hub such as distilbert-base-uncased"
         ) from None
     finally:
         logging.set_verbosity(before)

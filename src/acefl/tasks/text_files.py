@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from acefl.errors import InvalidInput
-from acefl.tasks.hub import load_from_hub
+from acefl.tasks.hub import download_command, load_from_hub
 
 Labels = npt.NDArray[np.int64]
 HUB = "SetFit/20_newsgroups"
@@ -66,7 +66,7 @@ def _from_folder(root: Path) -> Rows:
             return {split: _parquet(place, split) for split in ("train", "test")}
     raise InvalidInput(
         f"no 20 Newsgroups in {root}; allowed: a folder with news20_bydate.jsonl.xz, 20news-bydate-train, train.jsonl "
-        f"or parquet files (get one by: huggingface-cli download {HUB} --repo-type dataset --local-dir {root})"
+        f"or parquet files (get one by: {download_command(HUB, root)})"
     )
 
 
@@ -109,7 +109,7 @@ def _messages(folder: Path) -> list[tuple[str, int]]:
 
 
 def _from_hub() -> Rows:
-    content = load_from_hub("20 Newsgroups", HUB)
+    content = load_from_hub("20 Newsgroups", HUB, task="news20")
     return {split: _columns(HUB, content[split]) for split in ("train", "test")}
 
 

@@ -22,6 +22,7 @@ from acefl.tasks.base import Evaluation
 from acefl.tasks.batch_norm import refuse_running_statistics, uses_batch_statistics
 from acefl.tasks.channels_last import ChannelsLast, convolution_weights
 from acefl.tasks.compute import Batch, Gradients, OneByOne, Replayed, Together
+from acefl.tasks.described import described
 from acefl.tasks.local_work import LocalWork
 from acefl.tasks.scoring import BatchLoss, LabelMix, Part, Samples, Scored, Scores, are_labels, even_pieces, score
 from acefl.types import Vector
@@ -73,6 +74,7 @@ class TorchTask:
     it has more than `evaluation_batch`), as is the test set's. A loss that adds up over its batch is reported for a
     batch of the training size. Losses are never averages of single samples' losses, unless that is the same.
     bf16: forward and backward in bfloat16 autocast; channels_last: that memory format for 4-d inputs and weights.
+    description: what a record says of the task, in place of what made it.
     """
 
     objective = "client_loss"
@@ -105,7 +107,8 @@ class TorchTask:
         refuse_running_statistics(model)
         self.device = torch.device(device)
         self.clients = len(clients)
-        self._description = description or {"name": "torch", "model": type(model).__name__, "clients": len(clients)}
+        self._description = description
+        self._evaluate_on = evaluate_on
         self._module = copy.deepcopy(model).to(self.device).train()
         self._parameters = [p for p in self._module.parameters() if p.requires_grad]
         self._names = [name for name, p in self._module.named_parameters() if p.requires_grad]
@@ -120,7 +123,7 @@ class TorchTask:
         for parameter, view in zip(self._parameters, self._views(self._flat), strict=True):
             parameter.data = view
         self._loss = loss
-        self._prepare = prepare or (lambda inputs: inputs)
+        self._prepare = prepare
         self._augment = augment
         self._bf16, self._channels_last = bf16, channels_last
         self._batch, self._evaluation_batch = batch, evaluation_batch
@@ -243,7 +246,26 @@ class TorchTask:
         return 1 << (max(1, min(64, 2**24 // len(self._flat))).bit_length() - 1)
 
     def describe(self) -> dict[str, Any]:
-        return dict(self._description)
+        if self._description is not None:
+            return dict(self._description)
+        made_by = {
+            "name": "torch",
+            "model": type(self._module).__name__,
+            "loss": described(self._loss),
+            "clients": self.clients,
+            "samples": sum(self.samples),
+            "batch": self._batch,
+            "local": described(self._local),
+            "ridge": self._ridge,
+            "prepare": described(self._prepare),
+            "augment": described(self._augment),
+            "bf16": self._bf16,
+            "test": sum(self._test.sizes) if self._test is not None else None,
+            "client_tests": sum(self._client_tests.sizes) if self._client_tests is not None else None,
+            "evaluate_on": self._evaluate_on,
+            "evaluation_batch": self._evaluation_batch,
+        }
+        return {name: value for name, value in made_by.items() if value is not None}
 
     def initial(self) -> Vector:
         return self._initial.clone()
@@ -305,7 +327,7 @@ class TorchTask:
 
     def _output(self, inputs: Batch, parameters: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
         """The module's output, in float32, with its own parameters or others in their place."""
-        inputs = tree_map(self._in_format, self._prepare(inputs))
+        inputs = tree_map(self._in_format, inputs if self._prepare is None else self._prepare(inputs))
         output: torch.Tensor
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16):
             if parameters is None:
