@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed-$(shell cat requirements.lock pyproject.toml | cksum
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(STAMP) ## compare all methods on real data (about three minutes), then say where the report is
+demo: $(STAMP) ## compare six methods on real data (one to two minutes), then say where the report is
 	$(BIN)/acefl compare --out demo
 	@echo "The report: $(CURDIR)/demo/report.html"
 
