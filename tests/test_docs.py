@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import io
 import json
 import math
@@ -27,6 +28,7 @@ import pytest
 import typer.main
 
 import acefl
+from acefl.testing import LAWS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -186,6 +188,30 @@ def test_every_public_name_is_on_a_reference_page() -> None:
     wanted |= {f"acefl.loggers.{name}" for name in ("Logger", "TensorBoard", "WandB", "MLflow")} | {"acefl.privacy"}
     assert wanted - shown == set()
     assert [name for name in shown if pydoc.locate(name) is None] == []
+
+
+def _public() -> Iterator[tuple[str, object]]:
+    for module in ("acefl", "acefl.flower", "acefl.loggers", "acefl.privacy", "acefl.tasks", "acefl.testing"):
+        content = importlib.import_module(module)
+        own = [name for name, value in vars(content).items() if getattr(value, "__module__", "") == module]
+        for name in getattr(content, "__all__", [name for name in own if not name.startswith("_")]):
+            value = getattr(content, name)
+            if inspect.isclass(value) or inspect.isfunction(value):
+                yield f"{module}.{name}", value
+
+
+@pytest.mark.parametrize(("name", "value"), [pytest.param(*pair, id=pair[0]) for pair in _public()])
+def test_every_argument_is_described(name: str, value: type) -> None:
+    text = inspect.getdoc(value) or ""
+    assert text
+    if (inspect.isclass(value) and issubclass(value, Exception)) or getattr(value, "_is_protocol", False):
+        return
+    if value in LAWS.values():  # all take one method's settings
+        return
+    listed = re.findall(r"^\s*((?:\w+, )*\w+):", text, re.MULTILINE)
+    described = {word for words in listed for word in words.split(", ")} | set(re.findall(r"`(\w+)", text))
+    parameters = inspect.signature(value).parameters
+    assert [parameter for parameter in parameters if parameter not in described] == []
 
 
 def test_pictures_are_small() -> None:

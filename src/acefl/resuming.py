@@ -53,10 +53,17 @@ def resume(
     observers: Sequence[Observer] = (),
     progress: Progress | None = None,
 ) -> Run:
-    """Go on with the interrupted run in a directory: the end is that of a run never interrupted, bit for bit.
+    """Resume the interrupted run in a directory: the end is that of a run never interrupted, bit for bit.
 
     Tasks and methods that acefl knows by name are built again from what was recorded; pass your own as they were, and
     observers too. A run that has finished is loaded.
+
+    Args:
+        directory: The `out` of the run.
+        task: Your own task, as it was; None: built from the record.
+        rule: Your own method, as it was; None: built from the record.
+        observers: As they were.
+        progress: Called now and then with the share of the budget spent.
     """
     with reopen(directory) as claimed:
         if claimed is None:

@@ -19,6 +19,9 @@ class Accumulator:
 
     Short sums are float64: the fewest operations. Long ones are integers with one exponent per group of numbers: no
     more bytes than float32, and a term that is added and later taken away leaves exactly nothing behind.
+
+    Args:
+        like: A vector with the length, dtype and device of the sum.
     """
 
     def __init__(self, like: Vector) -> None:
@@ -73,6 +76,13 @@ class Table:
     """Every client's latest update: n rows of d numbers, in some encoding, in some home.
 
     Sums over rows are formed from what is stored, so they stay sums over the table whatever the encoding.
+
+    Args:
+        clients: Number of rows.
+        like: A vector with a row's length, dtype and device.
+        encoding: `fp32`, `bf16`, `int8` or `int4`.
+        home: Where rows are: `memory`, `device` or the path of a file.
+        seed: Of the stochastic rounding.
     """
 
     def __init__(

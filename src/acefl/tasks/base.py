@@ -12,7 +12,13 @@ from acefl.types import Vector
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How good a model is: overall metrics, and every client's own loss and (where there is one) accuracy."""
+    """How good a model is: overall metrics, and every client's own loss and (where there is one) accuracy.
+
+    Args:
+        metrics: Numbers by name, such as accuracy and loss.
+        client_loss: One per client.
+        client_accuracy: One per client; None where there is none.
+    """
 
     metrics: dict[str, float]
     client_loss: torch.Tensor

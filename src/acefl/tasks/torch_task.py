@@ -43,6 +43,10 @@ class LocalSteps:
     `LocalWork` does the same many times faster.
 
     `optimizer` makes a fresh torch optimizer from parameters, e.g. `functools.partial(torch.optim.SGD, lr=0.05)`.
+
+    Args:
+        steps: Minibatches per visit.
+        optimizer: Makes the optimizer of a visit.
     """
 
     steps: int
@@ -67,6 +71,18 @@ class TorchTask:
     evaluate_on: judge each client by so many of its samples at most, instead of by all of them. evaluation_batch:
     samples per call when evaluating.
     bf16: forward and backward in bfloat16 autocast; channels_last: that memory format for 4-d inputs and weights.
+
+    Args:
+        model: A module; its parameters are float32.
+        loss: Mean loss of outputs and targets.
+        clients: See above.
+        test: Test data, like one entry of `clients`.
+        batch: Samples per minibatch, drawn with replacement.
+        local: A client's work; None: one gradient.
+        ridge: Weight of half the squared norm of the model, added to the loss.
+        device: Where to compute.
+        compute, prepare, augment, evaluate_on, evaluation_batch, bf16, channels_last: See above.
+        description: What records say of the task.
     """
 
     objective = "client_loss"
