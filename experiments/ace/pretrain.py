@@ -1,6 +1,6 @@
 """A ResNet-18 trained on CIFAR-100 in one place, for the reading "pre-trained start" of the paper's CIFAR-10 runs.
 
-PYTHONPATH=src:. python3 experiments/ace/pretrain.py carry/cifar100 carry/start.safetensors
+python experiments/ace/pretrain.py data/cifar100 data/start.safetensors
 """
 
 from __future__ import annotations

@@ -41,6 +41,13 @@ def attacked(task: Task, attack: str, *, fraction: float, seed: int = 0, strengt
 
     `strength` scales what they send; every attack has its own usual one in `STRENGTHS`. `label-flip` needs a
     `TorchTask` with whole-numbered labels, on the CPU.
+
+    Args:
+        task: The task to attack.
+        attack: `sign-flip`, `scaling`, `gaussian`, `label-flip`, `stale-replay` or `free-rider`.
+        fraction: Share of hostile clients.
+        seed: Draws who they are.
+        strength: See above; None: the attack's usual one.
     """
     one_of("attack", attack, ATTACKS)
     require(0.0 <= fraction <= 1.0, f"fraction is {fraction}; allowed: from 0 to 1")

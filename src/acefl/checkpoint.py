@@ -57,7 +57,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Every:
-    """When to save: once so many arrivals were accepted since the last time."""
+    """When to save: once so many arrivals were accepted since the last time.
+
+    Args:
+        arrivals: How many, at least 1.
+    """
 
     arrivals: int
 

@@ -78,6 +78,9 @@ class TensorBoard(Logger):
     """Scalars, and histograms over clients, in a directory that `tensorboard --logdir` reads while the run goes on.
 
     The horizontal axis is the number of arrivals: what methods that step differently often have in common.
+
+    Args:
+        directory: Where the event files go.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:

@@ -44,7 +44,11 @@ class SGD:
 
 @dataclass(frozen=True)
 class Momentum:
-    """u <- beta * u + direction; w <- w - lr * u (FedAvgM, Hsu et al. 2019)."""
+    """u <- beta * u + direction; w <- w - lr * u (FedAvgM, Hsu et al. 2019).
+
+    Args:
+        beta: Share of the last step that is kept.
+    """
 
     beta: float = 0.9
 
@@ -60,6 +64,12 @@ class Adam:
     """m <- b1 m + (1 - b1) g; v <- b2 v + (1 - b2) g²; w <- w - lr * m / (sqrt(v) + epsilon).
 
     `amsgrad` divides by the largest v so far instead.
+
+    Args:
+        beta1: Decay of the first moment.
+        beta2: Decay of the second moment.
+        epsilon: Added to the root of the second moment; larger is less adaptive.
+        amsgrad: Divide by the largest second moment so far.
     """
 
     beta1: float = 0.9
@@ -76,7 +86,13 @@ class Adam:
 
 @dataclass(frozen=True)
 class Yogi:
-    """Adam with v <- v - (1 - b2) g² sign(v - g²): second moments that fall as slowly as they rise."""
+    """Adam with v <- v - (1 - b2) g² sign(v - g²): second moments that fall as slowly as they rise.
+
+    Args:
+        beta1: Decay of the first moment.
+        beta2: Decay of the second moment.
+        epsilon: Added to the root of the second moment; larger is less adaptive.
+    """
 
     beta1: float = 0.9
     beta2: float = 0.99

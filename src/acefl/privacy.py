@@ -45,7 +45,13 @@ _ORDERS = [1 + 10 ** (x / 8) for x in range(-24, 33)]  # from 1.001 to 10,001, e
 
 
 def privatise(update: Vector, *, clip: float, noise_multiplier: float) -> Vector:
-    """What a real client may send instead of its update; the noise comes from the operating system's entropy."""
+    """What a real client may send instead of its update; the noise comes from the operating system's entropy.
+
+    Args:
+        update: The update to protect.
+        clip: Norm it is scaled down to.
+        noise_multiplier: Standard deviation of the noise, in units of `clip`.
+    """
     _check(clip, noise_multiplier)
     generator = torch.Generator(update.device)
     generator.seed()
@@ -54,13 +60,27 @@ def privatise(update: Vector, *, clip: float, noise_multiplier: float) -> Vector
 
 
 def privatised(task: Task, *, clip: float, noise_multiplier: float, seed: int = 0) -> Privatised:
-    """The task with every client clipping its updates and adding noise, drawn by key: for simulations only."""
+    """The task with every client clipping its updates and adding noise, drawn by key: for simulations only.
+
+    Args:
+        task: Whose clients add noise.
+        clip: Norm that updates are scaled down to.
+        noise_multiplier: Standard deviation of the noise, in units of `clip`.
+        seed: Of the noise.
+    """
     _check(clip, noise_multiplier)
     return Privatised(task, clip, noise_multiplier, seed)
 
 
 class Privatised:
-    """A task whose clients send private updates; models are evaluated as before."""
+    """A task whose clients send private updates; models are evaluated as before.
+
+    Args:
+        task: Whose clients add noise.
+        clip: Norm that updates are scaled down to.
+        noise_multiplier: Standard deviation of the noise, in units of `clip`.
+        seed: Of the noise.
+    """
 
     def __init__(self, task: Task, clip: float, noise_multiplier: float, seed: int) -> None:
         self._task, self._clip, self._noise_multiplier, self._seed = task, clip, noise_multiplier, seed
@@ -91,7 +111,14 @@ def _clipped(rows: torch.Tensor, clip: float) -> torch.Tensor:
 
 
 def epsilon(uploads: int, *, noise_multiplier: float, sample_rate: float = 1.0, delta: float = 1e-5) -> float:
-    """What a client's uploads cost it, by Opacus' Rényi accountant; see the guarantee above."""
+    """What a client's uploads cost it, by Opacus' Rényi accountant; see the guarantee above.
+
+    Args:
+        uploads: How many the client made.
+        noise_multiplier: As in `privatise`.
+        sample_rate: 1, or the share of examples in each step of DP-SGD.
+        delta: The delta of the guarantee.
+    """
     require(uploads >= 0, f"uploads is {uploads}; allowed: at least 0")
     _check(1.0, noise_multiplier)
     require(0.0 < sample_rate <= 1.0, f"sample_rate is {sample_rate}; allowed: above 0 and at most 1")
@@ -117,7 +144,14 @@ def _accounted(uploads: int, noise_multiplier: float, sample_rate: float, delta:
 def epsilon_per_client(
     run: Run, *, noise_multiplier: float, sample_rate: float = 1.0, delta: float = 1e-5
 ) -> list[float]:
-    """Every client's epsilon after a run, by the updates that left it or may have (`uploads` in `run.clients`)."""
+    """Every client's epsilon after a run, by the updates that left it or may have (`uploads` in `run.clients`).
+
+    Args:
+        run: A finished run.
+        noise_multiplier: As in `privatise`.
+        sample_rate: 1, or the share of examples in each step of DP-SGD.
+        delta: The delta of the guarantee.
+    """
     require(
         all("uploads" in client for client in run.clients),
         "the run's record does not say how many updates left each client: it was made by an earlier acefl",

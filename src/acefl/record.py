@@ -135,7 +135,23 @@ class TravelEvents(Events):
 
 @dataclass
 class Run:
-    """A finished run: numbers to look at, and everything a report needs."""
+    """A finished run: numbers to look at, and everything a report needs.
+
+    Args:
+        config: Settings that made the run, and the machine.
+        metrics: One row per evaluation.
+        model: The final model as a flat vector.
+        steps: Server steps.
+        arrivals: Accepted arrivals.
+        time: When it ended, in the fleet's time.
+        participation: Accepted arrivals per client.
+        clients: One row per client: speed, samples, participation, accuracy, loss.
+        events: One row per upload.
+        refused: Refused arrivals by reason.
+        refused_by_client: The same for each client; unknown clients as -1.
+        wall_seconds: How long it took.
+        diverged: Whether it diverged.
+    """
 
     config: dict[str, Any] = field(repr=False)
     metrics: list[dict[str, float]] = field(repr=False)
@@ -259,7 +275,11 @@ def document(path: Path, needs: Mapping[str, type], *, versioned: bool = True) -
 
 
 def load(directory: str | os.PathLike[str]) -> Run:
-    """Read a run directory back."""
+    """Read a run directory back.
+
+    Args:
+        directory: What `out=` or `run.save` named.
+    """
     files = RunFiles.read(Path(directory))
     summary, clients = files.summary, files.table("clients.parquet", ["participation"])
     metrics, events, model = files.rows(), files.table("events.parquet"), files.model()

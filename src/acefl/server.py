@@ -27,6 +27,16 @@ class Server:
     Where clients upload models (`rule.uploads`) the rule is given how far a client's own model lies from the
     current one, to subtract: the client started from the model it was sent and went `lr` times its update, so `lr` is
     the clients' learning rate, and the server takes the rule's direction as it is.
+
+    Args:
+        model: The first model, a flat vector.
+        rule: What turns arrivals into directions.
+        lr: Learning rate of a step.
+        clients: How many there are at the start.
+        gate: What refuses arrivals; None: the usual checks.
+        on_arrival, on_dispatch, on_lost: Called as described above.
+        optimizer: Makes the step of a direction; None: plain descent.
+        schedule: Factor of `lr` by share of the budget.
     """
 
     def __init__(

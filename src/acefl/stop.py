@@ -11,7 +11,13 @@ from acefl.types import Step
 
 @dataclass(frozen=True)
 class Stop:
-    """End after so many accepted arrivals, server steps, or units of time: whichever comes first."""
+    """End after so many accepted arrivals, server steps, or units of time: whichever comes first.
+
+    Args:
+        arrivals: Accepted arrivals.
+        steps: Server steps.
+        time: Units of virtual time; seconds on a real fleet.
+    """
 
     arrivals: int | None = None
     steps: int | None = None

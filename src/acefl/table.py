@@ -27,6 +27,9 @@ class Accumulator:
     An exponent rises with the largest term, so after a spike the sum counts in coarse units, 2**-27 of that spike.
     `Table.settle` brings them down again once the rows have become small: a unit is then at most 2**-17 of the group's
     largest sum or 2**-15 of its largest row, whichever is more. Where units need not fall by 2**12 it changes no bit.
+
+    Args:
+        like: A vector with the length, dtype and device of the sum.
     """
 
     def __init__(self, like: Vector) -> None:
@@ -120,6 +123,13 @@ class Table:
     """Every client's latest update: n rows of d numbers, in some encoding, in some home.
 
     Sums over rows are formed from what is stored, so they stay sums over the table whatever the encoding.
+
+    Args:
+        clients: Number of rows.
+        like: A vector with a row's length, dtype and device.
+        encoding: `fp32`, `bf16`, `int8` or `int4`.
+        home: Where rows are: `memory`, `device` or the path of a file.
+        seed: Of the stochastic rounding.
     """
 
     def __init__(

@@ -53,7 +53,11 @@ Law = Callable[[Method], None]
 
 
 def check_rule(settings: Method) -> None:
-    """Hold a method's settings against every law; AssertionError names the first one that is broken."""
+    """Hold a method's settings against every law; AssertionError names the first one that is broken.
+
+    Args:
+        settings: The method to check.
+    """
     kind = type(settings).__name__
     require(isinstance(settings, Method), f"{kind} is no method; allowed: settings (class {kind}(acefl.Method): ...)")
     for name, law in LAWS.items():

@@ -69,6 +69,20 @@ class Scenario:
     clock: `event`: the server acts at each arrival. `tick`: once per unit of time, on whatever arrived in it.
     `sampled`: each arrival is a client drawn at random (fast ones more often), whose staleness in model versions is
     drawn from the delay law.
+
+    Args:
+        clock: `event`, `tick` or `sampled`.
+        delay: Mean task time of the fastest client; the paper's beta.
+        law: `constant`, `exponential`, `lognormal`, `uniform`, `pareto` or `two-speed`.
+        shape: Of the law: sigma (`lognormal`), tail index (`pareto`), slow over fast (`two-speed`).
+        spread: How many times slower the slowest client is than the fastest.
+        slow: `last` or `random`.
+        fixed: Time added to every task.
+        trace: CSV with columns client,duration, in place of the settings from `delay` to `fixed`.
+        concurrency: Clients at work at once; None: all.
+        dropout: Share of clients that leave.
+        dropout_at: Share of the budget at which they leave.
+        rejoin_at: Share at which they come back; None: never.
     """
 
     clock: str = "event"

@@ -14,7 +14,15 @@ State = dict[str, Any]  # tensors, numbers, strings, and lists and dicts of them
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One client's finished work, as the server sees it."""
+    """One client's finished work, as the server sees it.
+
+    Args:
+        client: Number of the client, from 0.
+        update: A direction to subtract: a gradient, or w_start - w_end.
+        trained_on: Model version the client started from.
+        version: Model version when it arrived.
+        task: Id of the dispatch it answers.
+    """
 
     client: int
     update: Vector  # a direction to SUBTRACT: a gradient, or w_start - w_end
@@ -30,7 +38,12 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A dispatch that will never be answered: its client dropped out, crashed or timed out."""
+    """A dispatch that will never be answered: its client dropped out, crashed or timed out.
+
+    Args:
+        client: Number of the client.
+        task: Id of the dispatch.
+    """
 
     client: int
     task: int
@@ -38,7 +51,11 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A client that was not at work has dropped out: it sends nothing until it is back and has been sent a model."""
+    """A client that was not at work has dropped out: it sends nothing until it is back and has been sent a model.
+
+    Args:
+        client: Number of the client.
+    """
 
     client: int
 
@@ -60,7 +77,14 @@ Event = Arrival | Lost | Left | Joined | Restarted  # what a fleet delivers
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one turn of the loop did: the arrivals it took in, and where the run stands after it."""
+    """What one turn of the loop did: the arrivals it took in, and where the run stands after it.
+
+    Args:
+        arrivals: Accepted so far.
+        version: Server steps so far.
+        time: Time of the fleet: virtual, or seconds.
+        stepped: Whether the model moved in this turn.
+    """
 
     arrivals: int  # accepted so far
     version: int  # server steps so far

@@ -67,6 +67,27 @@ def run_async(
     line with those of other clients; `optimizer` makes the step of the rule's direction, `schedule` changes the
     learning rate over the budget. `task` describes the task in the record. Once the budget is spent, nodes get
     `drain` seconds to finish what they are at.
+
+    Args:
+        grid: Flower's grid, from the ServerApp's main.
+        rule: Settings of a method.
+        initial_arrays: The first model.
+        lr: Learning rate of a server step.
+        stop: The budget.
+        nodes: How many must be connected at the start.
+        wires: Encodings and time limits; None: `Wires()`.
+        train_config: Sent along with every task.
+        evaluate_fn: Judges the model on the server.
+        evaluations: How often it does.
+        surveys: How often the nodes do.
+        out: Directory of the record.
+        checkpoint: How often to save the state; needs `out`.
+        observers: Probes and loggers.
+        norm_limit: Limit on the length of updates.
+        optimizer: Of the server.
+        schedule: Of the learning rate.
+        task: Describes the task in the record.
+        drain: Seconds for the last answers.
     """
     require(nodes >= 1, f"nodes is {nodes}; allowed: at least 1")
     require(surveys >= 0, f"surveys is {surveys}; allowed: at least 0")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from acefl.record import FORMAT
 
 if TYPE_CHECKING:
     from acefl.reproduce.plan import Recipe, Request
+    from acefl.reproduce.records import Record
     from acefl.reproduce.runner import Outcome
     from acefl.studies.jobs import Progress
 
@@ -131,13 +132,13 @@ def _note(out: Path, name: str, command: str, asked: dict[str, Any]) -> dict[str
     return {"format": FORMAT, "recipe": name, "commands": commands, "remarks": remarks, "asked": asked}
 
 
-def merge(lines: Sequence[Path], out: Path) -> int:
-    """Add records made elsewhere (files of JSON lines) to a directory: how many were new."""
+def merge(lines: Sequence[Path], out: Path, change: Callable[[Record], Record] = lambda record: record) -> int:
+    """Add records made elsewhere (files of JSON lines), each as `change` has it, to a directory: how many were new."""
     from acefl.reproduce.records import Ledger
 
     ledger, added = Ledger(out / "results.jsonl"), 0
     for path in lines:
-        for record in Ledger(path).records.values():
+        for record in map(change, Ledger(path).records.values()):
             if record["cell"] not in ledger.records:
                 ledger.add(record)
                 added += 1

@@ -31,6 +31,13 @@ class ACE(Method):
     table and a running sum, O(d) per arrival. `client-held` keeps no table: each client remembers its last gradient and
     sends the difference. `warmup="wait"` makes no step until all clients have reported once (Algorithm 1);
     `warmup="seen"` steps from the first arrival on, over the clients seen so far.
+
+    Args:
+        variant: `incremental`, `direct` or `client-held`.
+        table: How rows are stored: `fp32`, `bf16`, `int8` or `int4`.
+        home: Where rows are: `memory`, `device` or the path of a file.
+        weights: `uniform`, or by number of `samples`.
+        warmup: `wait` or `seen`.
     """
 
     variant: str = "incremental"

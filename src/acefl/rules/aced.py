@@ -33,6 +33,14 @@ class ACED(Method):
     sent one; a rule that is never told (driven by hand, or under the sampled clock) takes it that whoever arrives is
     sent the next model at once. `freshness="model"` is the paper's notation table: a row counts while the model it was
     computed on is at most `tau` steps old.
+
+    Args:
+        tau: For how many server steps a client counts; the paper's tau_algo.
+        freshness: `dispatch` or `model`: what `tau` is counted from.
+        table: How rows are stored: `fp32`, `bf16`, `int8` or `int4`.
+        home: Where rows are: `memory`, `device` or the path of a file.
+        weights: `uniform`, or by number of `samples`.
+        warmup: `wait` for everybody's first update, or step over the clients `seen` so far.
     """
 
     tau: int = 50  # the paper's tau_algo, in server steps

@@ -22,6 +22,11 @@ class AREA(Buffered):
     A client's model before its first is the one at the start. The paper's clients remember their last model and send
     the change; here the server remembers it in a table, which gives the same steps. `lr` is the clients' learning rate;
     what a client with local steps of its own sends is taken whole with lr=1.
+
+    Args:
+        buffer: Arrivals per step.
+        table: How rows are stored: `fp32`, `bf16`, `int8` or `int4`.
+        home: Where rows are: `memory`, `device` or the path of a file.
     """
 
     buffer: int = 1

@@ -21,6 +21,11 @@ class CA2FL(Buffered):
     h is the mean over all clients of their cached updates when the buffer was last emptied, Δ the sum of what each
     client in the buffer changed since, S the distinct clients in it. A client's cache is replaced at once, so a client
     that arrives twice in one buffer contributes its latest change once.
+
+    Args:
+        buffer: Arrivals per step.
+        table: How rows are stored: `fp32`, `bf16`, `int8` or `int4`.
+        home: Where rows are: `memory`, `device` or the path of a file.
     """
 
     buffer: int = 10  # the paper's M

@@ -18,6 +18,13 @@ class FADAS(Buffered):
     """AMSGrad on the mean of `buffer` updates. `lr` is AMSGrad's.
 
     With `threshold`, a step whose stalest update is older than that is made with min(lr, 1 / that staleness).
+
+    Args:
+        buffer: Arrivals per step.
+        threshold: Staleness above which the step is made smaller; None: never.
+        beta1: Decay of the first moment.
+        beta2: Decay of the second moment.
+        epsilon: Added to the root of the second moment; larger is less adaptive.
     """
 
     buffer: int = 10  # the paper's M

@@ -21,6 +21,12 @@ class FedAsync(Method):
     s is 1 (`constant`), (1 + tau)^-a (`polynomial`), or 1 up to a staleness of b and 1 / (a (tau - b) + 1) beyond
     (`hinge`). A client that works long on an old model pulls the current one back to it: that is the method. `lr` is
     the clients' learning rate; what a client with local steps of its own sends is taken whole with lr=1.
+
+    Args:
+        alpha: Weight of a fresh client model, above 0 and up to 1.
+        staleness: `constant`, `polynomial` or `hinge`.
+        a: Exponent or slope of s; None: 0.5 for `polynomial`, 10 for `hinge`.
+        b: Staleness up to which `hinge` is 1.
     """
 
     alpha: float = 0.6

@@ -43,7 +43,15 @@ class FedAvg(Method):
 
 @dataclass(frozen=True)
 class FedAdam(FedAvg):
-    """FedAvg's rounds with Adam on the server. `lr` is Adam's."""
+    """FedAvg's rounds with Adam on the server. `lr` is Adam's.
+
+    Args:
+        cohort: Clients drawn for each round, in simulations; None: everybody.
+        weights: `uniform`, or by number of `samples`.
+        beta1: Decay of the first moment.
+        beta2: Decay of the second moment.
+        epsilon: Added to the root of the second moment; larger is less adaptive.
+    """
 
     beta1: float = 0.9
     beta2: float = 0.99

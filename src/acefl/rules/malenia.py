@@ -21,6 +21,10 @@ class MaleniaSGD(Method):
 
     Enough is when the harmonic mean of the clients' numbers of gradients reaches `batch`; with `batch=1`, when
     everybody has sent one. What was computed on an older model is left out.
+
+    Args:
+        batch: The harmonic mean that makes a step due.
+        home: Where rows are: `memory`, `device` or the path of a file.
     """
 
     batch: float = 1.0  # the paper's S / n

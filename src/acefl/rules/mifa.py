@@ -22,6 +22,12 @@ class MIFA(Buffered):
     A round is over when `buffer` clients have been active, whoever they are. With `buffer=1` this is ACE: what MIFA
     does per round, ACE does per arrival. `warmup="wait"` makes no step until everybody has reported once, as the paper
     assumes of its first round.
+
+    Args:
+        buffer: Arrivals per step.
+        table: How rows are stored: `fp32`, `bf16`, `int8` or `int4`.
+        home: Where rows are: `memory`, `device` or the path of a file.
+        warmup: `wait` or `seen`, as for ACE.
     """
 
     buffer: int = 10  # how many arrivals make a round

@@ -21,6 +21,9 @@ class RingleaderASGD(Method):
     first time since (the last one to come makes the first): what it brings is added to its row. What comes from clients
     that have had their step goes into the next round's table, so no work is lost. When all had theirs, the next table
     becomes the current one.
+
+    Args:
+        home: Where rows are: `memory`, `device` or the path of a file.
     """
 
     home: str | os.PathLike[str] = "memory"  # of a path, a second file beside it holds the next round's rows

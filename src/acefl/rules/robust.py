@@ -29,6 +29,11 @@ class RobustACE(Method):
     bears as many hostile ones. The price: a step costs O(n d log n) instead of ACE's O(d), the table is fp32 in memory,
     and a centre that is robust against outliers also discounts honest clients whose data are unlike the others': with
     very skewed data it need not lower the mean loss at all (measured in experiments/ace/attacks).
+
+    Args:
+        aggregate: `median` or `trimmed`.
+        trim: Share of clients left out at each end, for `trimmed`.
+        warmup: `wait` for everybody's first update, or step over the clients `seen` so far.
     """
 
     aggregate: str = "median"

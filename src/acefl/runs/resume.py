@@ -39,6 +39,13 @@ def resume(
 
     Tasks and methods that acefl knows by name are built again from what was recorded; pass your own as they were, and
     observers too. A run that has finished is loaded. Runs on Ray and Flower are resumed by the call that started them.
+
+    Args:
+        directory: The `out` of the run.
+        task: Your own task, as it was; None: built from the record.
+        rule: Your own method, as it was; None: built from the record.
+        observers: As they were.
+        progress: Called now and then with the share of the budget spent.
     """
     with reopen(directory) as claimed:
         if claimed is None:

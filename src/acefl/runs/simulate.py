@@ -50,6 +50,22 @@ def simulate(
     `schedule` changes the learning rate over the budget (see `acefl.schedules`). With `out` the run is also saved
     there. With `checkpoint` its state is saved there now and then: if the process is killed, `acefl.resume(out)` goes
     on as if it had not been.
+
+    Args:
+        task: What to train: see `acefl.tasks`.
+        rule: Settings of a method, such as `ACE()`.
+        lr: Learning rate of a server step.
+        scenario: Speeds, clock and dropouts; None: `Scenario()`.
+        stop: The budget; None: 10,000 arrivals.
+        seed: Of everything drawn.
+        out: Directory to save the run in.
+        evaluations: How many.
+        observers: Probes and loggers.
+        progress: Called now and then with the share of the budget spent.
+        checkpoint: How often to save the state; needs `out`.
+        norm_limit: Limit on the length of updates.
+        optimizer: Of the server; None: plain descent.
+        schedule: Of the learning rate; None: constant.
     """
 
     _refuse_mixed_up(task, rule, scenario, stop)

@@ -59,6 +59,22 @@ def compare(
     step are measured every so many arrivals (see `acefl.probes`). `optimizer` and `schedule` are those of every run, of
     the search too. Returns the directory, which holds `compare.json`, one run directory per method and seed, and
     `report.html`.
+
+    Args:
+        task: Arguments of a task by name, or a function that makes the task of a seed.
+        methods: Settings of the methods, each once.
+        out: Directory to write.
+        scenario: Speeds, clock and dropouts.
+        stop: Budget of each run.
+        seeds: Seeds to report.
+        lr: One rate for all; None: tune each.
+        lr_centre: Where the search for a rate starts.
+        evaluations: Per run, at even shares of the budget.
+        workers: Processes; None: one per core, at most 8.
+        title: Of the report.
+        probe: Arrivals between measurements of the error terms; None: none.
+        progress: Called with jobs done, jobs known and the last one's name.
+        optimizer, schedule: Of every run.
     """
     require(bool(methods), "methods is empty; allowed: at least one")
     require(bool(seeds), "seeds is empty; allowed: at least one")

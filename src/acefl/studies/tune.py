@@ -114,6 +114,18 @@ def tune(
     over: what is searched beside the learning rate, of `tau` and `buffer`; None: those the method has. budget: how many
     whole runs the search may cost. With `out` every score is written down as it comes, in `out/tuning.jsonl`, and a
     call with the same settings goes on from there; the end is in `out/tuning.json` and `out/report.html`.
+
+    Args:
+        task: Arguments of a task by name, or a function that makes the task of a seed.
+        rule: Settings of the method; None: ACE.
+        scenario: Speeds, clock and dropouts.
+        stop: Budget of a whole run.
+        over: What to search beside the rate.
+        budget: Whole runs the search may cost.
+        lr_centre: Middle of the searched rates.
+        out: Directory for scores and report.
+        workers: Processes; None: one per core, at most 8.
+        progress: Called with jobs done, jobs known and the last one's name.
     """
     rule = ACE() if rule is None else rule
     check_budget(budget)

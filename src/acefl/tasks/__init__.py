@@ -26,7 +26,11 @@ TASKS: dict[str, Callable[..., Task]] = {
 
 
 def build(description: dict[str, Any]) -> Task:
-    """The task a record describes, with its hostile clients if it has an `attack`."""
+    """The task a record describes, with its hostile clients if it has an `attack`.
+
+    Args:
+        description: The task's name under `name`, and its arguments.
+    """
     arguments = dict(description)
     attack = arguments.pop("attack", None)
     name = arguments.pop("name", None)

@@ -18,6 +18,14 @@ class Evaluation:
     Each client's score is there twice where it can be: on the data that the client trains on, and on data that nobody
     trains on (held out). A client of which there is nothing to judge by has NaN, and the means in `metrics` leave it
     out; that of a model that has diverged is NaN or infinite.
+
+    Args:
+        metrics: Numbers by name, such as accuracy and loss.
+        client_loss: One per client; None where nobody knows.
+        client_accuracy: One per client; None where there is none.
+        heldout_loss: The same on data that nobody trains on.
+        heldout_accuracy: The same.
+        answered: Whose scores these are, where clients were asked; None: everybody's.
     """
 
     metrics: dict[str, float]

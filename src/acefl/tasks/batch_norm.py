@@ -32,7 +32,11 @@ def uses_batch_statistics(model: nn.Module) -> bool:
 
 
 def batch_statistics(model: nn.Module) -> nn.Module:
-    """The same model with every BatchNorm normalising by its current batch, in training and evaluation alike."""
+    """The same model with every BatchNorm normalising by its current batch, in training and evaluation alike.
+
+    Args:
+        model: A module; it is changed in place.
+    """
     for module in model.modules():
         if isinstance(module, _NormBase) and module.track_running_stats:
             module.track_running_stats = False
@@ -41,7 +45,11 @@ def batch_statistics(model: nn.Module) -> nn.Module:
 
 
 def carried_statistics(model: nn.Module) -> nn.Module:
-    """The same model with running statistics that travel in its parameters: see `CarriedBatchNorm`."""
+    """The same model with running statistics that travel in its parameters: see `CarriedBatchNorm`.
+
+    Args:
+        model: A module; it is changed in place.
+    """
     if isinstance(model, _BatchNorm) and model.track_running_stats:
         return CarriedBatchNorm.of(model)
     for name, child in model.named_children():

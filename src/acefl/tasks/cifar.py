@@ -53,6 +53,21 @@ def cifar10(
     instead of drawing it. `augment` crops and mirrors training images at random, as is usual. `local` is what a client
     does instead of one gradient, as in "sgd(epochs=2, lr=0.01, momentum=0.9, send='mean')": see
     `acefl.tasks.LocalWork`. `start` is a safetensors file with parameters to start from.
+
+    Args:
+        folder: See above.
+        clients: How many clients the data are split over.
+        alpha: Dirichlet parameter of the split by label; smaller is more uneven.
+        model: `resnet18` or `cnn`.
+        seed: Of the split and the first model.
+        norm: `group`, `batch` (statistics of the batch) or `carried`.
+        batch: Samples per minibatch.
+        partition: `dirichlet`, `shards`, `pathological` or `iid`: see `partition`.
+        classes_per_client: Labels per client, for `shards` and `pathological`.
+        samples, test_samples, validation: See above.
+        device: Where to compute.
+        bf16: Compute gradients in bfloat16.
+        rows, augment, local, start: See above.
     """
     return _cifar("cifar10", 10, **locals())
 
@@ -78,7 +93,12 @@ def cifar100(
     local: str | LocalWork | LocalSteps | None = None,
     start: str | None = None,
 ) -> TorchTask:
-    """CIFAR-100 (fine labels) from `folder`; settings as for `cifar10`."""
+    """CIFAR-100 (fine labels) from `folder`; settings as for `cifar10`.
+
+    Args:
+        folder, clients, alpha, model, seed, norm, batch, partition, classes_per_client: As for `cifar10`.
+        samples, test_samples, validation, device, bf16, rows, augment, local, start: As for `cifar10`.
+    """
     return _cifar("cifar100", 100, **locals())
 
 

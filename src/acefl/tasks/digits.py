@@ -26,6 +26,15 @@ def digits(
     """1,797 images of 8 x 8 pixels, 70/30 stratified, split over clients by label.
 
     `softmax` is multinomial logistic regression with ridge 1e-3, started from zero; `mlp` is 64-64-10.
+
+    Args:
+        clients: How many clients the data are split over.
+        alpha: Dirichlet parameter of the split by label; smaller is more uneven.
+        model: `softmax` or `mlp`.
+        seed: Of the split and the first model.
+        partition: `dirichlet`, `shards`, `pathological` or `iid`: see `partition`.
+        classes_per_client: Labels per client, for `shards` and `pathological`.
+        batch: Samples per minibatch.
     """
     one_of("model", model, MODELS)
     require(0 <= seed < 2**32, f"seed is {seed}; allowed: from 0 to 4294967295")

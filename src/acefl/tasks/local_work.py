@@ -33,6 +33,15 @@ class LocalWork:
     the paper's authors. One AdamW step sends lr * (g / (|g| + 1e-8) + weight_decay * w): every coordinate moves by
     about lr, whatever the size of the gradient. One SGD step with momentum sends lr * g: a fresh momentum adds nothing.
     An epoch's minibatches are drawn with replacement, as every minibatch is.
+
+    Args:
+        optimizer: `sgd` or `adamw`.
+        lr: Of the local steps.
+        steps: Minibatches per visit.
+        epochs: Above 0: in place of `steps`.
+        momentum: Of `sgd`.
+        weight_decay: At least 0.
+        send: `difference` or `mean`.
     """
 
     optimizer: str = "sgd"

@@ -60,6 +60,22 @@ def news20(
     which lets a GPU replay its gradients. `samples` and `test_samples` keep only so many documents. `validation`
     evaluates on a tenth of the training documents, which no client then has, instead of the test set: for choosing
     settings.
+
+    Args:
+        folder: See above.
+        clients: How many clients the data are split over.
+        alpha: Dirichlet parameter of the split by label; smaller is more uneven.
+        model: See above.
+        seed: Of the split and the last layer.
+        length: Tokens per document.
+        strip: Remove headers, signatures and quoted lines.
+        batch: Documents per minibatch.
+        local, dropout: See above.
+        partition: `dirichlet`, `shards`, `pathological` or `iid`: see `partition`.
+        classes_per_client: Labels per client, for `shards` and `pathological`.
+        samples, test_samples, validation: See above.
+        device: Where to compute.
+        bf16: Compute gradients in bfloat16.
     """
     require(length >= 4, f"length is {length}; allowed: at least 4 tokens")
     data = _tokens(folder, model, length, strip)

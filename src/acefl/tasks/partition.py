@@ -33,6 +33,14 @@ def partition(
 
     The order makes `slow="last"` correlate speed with data. A client that a draw leaves without any row gets one from
     the client that has most, so that every client can work.
+
+    Args:
+        labels: One whole number per row.
+        clients: How many.
+        how: `dirichlet`, `shards`, `pathological` or `iid`.
+        alpha: Of `dirichlet`; smaller is more uneven.
+        classes_per_client: Of `shards` and `pathological`.
+        seed: Of the draw.
     """
     labels = np.asarray(labels)
     one_of("partition", how, PARTITIONS)

@@ -20,11 +20,20 @@ def quadratic(
 
     H_i is a random rotation of eigenvalues uniform in [0.1, 1]; b_i = heterogeneity * ((2 i / (n - 1) - 1) z +
     0.3 N(0, I)) with one z ~ N(0, I); gradients carry noise N(0, noise^2 / dim I); the start is w* + 3 N(0, I).
+
+    Args:
+        clients: How many.
+        dim: Length of the model.
+        heterogeneity: How far the clients' optima lie apart; 0: all in one place.
+        noise: Standard deviation of a gradient's noise, as a norm.
+        seed: Of everything drawn.
     """
     return Quadratic(clients, dim, heterogeneity, noise, seed)
 
 
 class Quadratic:
+    """What `quadratic` makes, with the same arguments: `clients`, `dim`, `heterogeneity`, `noise` and `seed`."""
+
     objective = "gap"
     batch_limit = 256
 

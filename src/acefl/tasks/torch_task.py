@@ -44,6 +44,10 @@ class LocalSteps:
     `LocalWork` does the same many times faster.
 
     `optimizer` makes a fresh torch optimizer from parameters, e.g. `functools.partial(torch.optim.SGD, lr=0.05)`.
+
+    Args:
+        steps: Minibatches per visit.
+        optimizer: Makes the optimizer of a visit.
     """
 
     steps: int
@@ -75,6 +79,19 @@ class TorchTask:
     batch of the training size. Losses are never averages of single samples' losses, unless that is the same.
     bf16: forward and backward in bfloat16 autocast; channels_last: that memory format for 4-d inputs and weights.
     description: what a record says of the task, in place of what made it.
+
+    Args:
+        model: A module; its parameters are float32.
+        loss: Loss of outputs and targets, as training computes it.
+        clients: See above.
+        test: Test data, like one entry of `clients`.
+        client_tests: Every client's own held-out data, like `clients`.
+        batch: Samples per minibatch, drawn with replacement.
+        local: A client's work; None: one gradient.
+        ridge: Weight of half the squared norm of the model, added to the loss.
+        device: Where to compute.
+        compute, prepare, augment, evaluate_on, evaluation_batch, bf16, channels_last: See above.
+        description: What records say of the task.
     """
 
     objective = "client_loss"

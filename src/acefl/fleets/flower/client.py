@@ -22,7 +22,13 @@ Gradient = Vector | Mapping[str, torch.Tensor] | torch.nn.Module
 
 
 def send_update(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """A mod: hands the model to the ClientApp as usual, and turns the trained arrays it replies with into an update."""
+    """A mod: hands the model to the ClientApp as usual, and turns the trained arrays it replies with into an update.
+
+    Args:
+        message: The incoming message.
+        context: Flower's context of the client.
+        call_next: The next mod, or the ClientApp.
+    """
     if ORDER not in message.content:
         return call_next(message, context)
     layout, start = _open(message)
@@ -48,6 +54,12 @@ def answer(
 
     gradient: a flat vector, a mapping from array names to tensors, or a module after `backward()`. metrics: numbers to
     send along; `num-examples` is the client's number of samples.
+
+    Args:
+        message: The train message.
+        context: Flower's context of the client.
+        gradient: See above.
+        metrics: See above.
     """
     layout, _ = _open(message)
     if isinstance(gradient, torch.nn.Module):

@@ -44,7 +44,14 @@ SPARE = 1 << 20  # bytes an answer may be larger than its update: metrics, and w
 
 @dataclass(frozen=True)
 class Wires:
-    """How models and updates travel, and how long an answer may take."""
+    """How models and updates travel, and how long an answer may take.
+
+    Args:
+        uplink: Encoding of updates: `fp32`, `bf16` or `int8`.
+        downlink: Encoding of models; `fp32` sends your own arrays.
+        ttl: Seconds after which an unanswered task counts as lost.
+        patience: Seconds without any node after which the run ends.
+    """
 
     uplink: str = "fp32"  # updates: fp32, bf16 or int8
     downlink: str = "fp32"  # models: fp32 goes out as the user's own arrays
@@ -71,7 +78,19 @@ Result = Answer | Findings | Refused | Undelivered
 
 
 class FlowerFleet(Fleet):
-    """Keeps every connected node busy. `now` moves only in `next`, so that all arrivals of a turn have one time."""
+    """Keeps every connected node busy. `now` moves only in `next`, so that all arrivals of a turn have one time.
+
+    Args:
+        grid: Flower's grid.
+        layout: Where each array lies in the flat model.
+        wires: Encodings and time limits; None: `Wires()`.
+        differences: Whether clients send changes, as for client-held ACE.
+        config: Sent along with every task.
+        pool: Executor whose threads send, fetch and read messages; None: one of its own.
+        clock: Seconds that never go back.
+        least: Shortest pause between two looks for answers, in seconds.
+        post: What sends and fetches messages; None: one for `grid`.
+    """
 
     virtual = False
     travels = True
