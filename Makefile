@@ -30,9 +30,10 @@ test: lint types ## lint, types, then all tests but the slow ones
 cover: $(STAMP) ## the same tests with coverage, which makes them half as long again
 	$(BIN)/python -m pytest --cov --cov-report=term $(PYTEST_FLAGS)
 
-lint: $(STAMP) ## ruff, both the linter and the formatter
+lint: $(STAMP) ## ruff, both the linter and the formatter, and that imports go down only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-cache
 
 types: $(STAMP) ## mypy --strict on src
 	$(BIN)/mypy

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from acefl import ACE, Every, Scenario, Stop, simulate, tasks
-from acefl.checkpoint import Checkpoints
+from acefl.core.state import lending
+from acefl.core.types import Vector
+from acefl.runs.checkpoint import Checkpoints
 from acefl.runs.simulate import simulation
-from acefl.state import lending
 from acefl.tasks.base import Evaluation
-from acefl.types import Vector
 from benchmarks.common import interleaved, median_ratio, report
 
 ARRIVALS, EVERY = 5_000, 500

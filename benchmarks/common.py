@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from acefl.record import machine
+from acefl.runs.record import machine
 
 RESULTS = Path(__file__).parent / "results"
 

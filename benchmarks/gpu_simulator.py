@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from acefl.admission import Gate
+from acefl.core.gate import Gate
+from acefl.core.loop import run
 from acefl.core.rule import Method
+from acefl.core.server import Server
+from acefl.core.stop import Stop
+from acefl.fleets.scenario import Scenario
 from acefl.fleets.simulated import simulated_fleet
-from acefl.loop import run
 from acefl.rules import ACE, ASGD
-from acefl.server import Server
-from acefl.stop import Stop
 from acefl.tasks.torch_task import TorchTask
 from acefl.tasks.vision import resnet18, small_cnn
-from acefl.timing import Scenario
 
 CLIENTS, EAGER = 100, 300
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from acefl import kernels
-from acefl.kernels import gpu
-from acefl.kernels.layout import ENCODINGS, GROUP, LOWEST, Key, Layout, Row, Sum, native
-from acefl.kernels.reference import Reference
-from acefl.kernels.reference import read as read_with_numpy
+from acefl.core import kernels
+from acefl.core.kernels import gpu
+from acefl.core.kernels.layout import ENCODINGS, GROUP, LOWEST, Key, Layout, Row, Sum, native
+from acefl.core.kernels.reference import Reference
+from acefl.core.kernels.reference import read as read_with_numpy
 from acefl.table import Accumulator, Table
 
 DIM, ROWS, TURNS = 11_200_000, 8, 30

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from acefl import ACE
-from acefl.forecast import forecast
-from acefl.server import Server
-from acefl.types import Arrival
+from acefl.core.server import Server
+from acefl.core.types import Arrival
+from acefl.studies.plan import forecast
 from benchmarks.common import median_ratio, report
 
 CASES: tuple[tuple[int, int, str, str], ...] = (  # parameters, clients, encoding, home

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from acefl.reproduce import NAMES, recipe
+from acefl.paper import NAMES, recipe
 from benchmarks.common import report
 
 ASKED = 600.0

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from acefl import ACE, ACED, ASGD, Server, Stop
+from acefl.core.loop import run
 from acefl.core.rule import Method
 from acefl.fleets.ray import RayFleet
 from acefl.fleets.simulated import work_key
-from acefl.loop import run
 from acefl.tasks.sources import build_task
 from benchmarks.common import report
 

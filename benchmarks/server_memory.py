@@ -22,9 +22,9 @@ import numba
 import numpy as np
 import torch
 
-from acefl import kernels
-from acefl.kernels import cpu, loops
-from acefl.kernels.layout import ENCODINGS, Layout
+from acefl.core import kernels
+from acefl.core.kernels import cpu, loops
+from acefl.core.kernels.layout import ENCODINGS, Layout
 from acefl.table import Accumulator, Table
 from benchmarks.common import median_ratio, report
 

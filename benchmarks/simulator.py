@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 
 from acefl import ACE, ACED, ASGD, CA2FL, FedBuff, Scenario, Server, Stop, tasks
+from acefl.core.loop import run
 from acefl.core.rule import Method
 from acefl.fleets.simulated import simulated_fleet
-from acefl.loop import run
 from benchmarks.common import interleaved, median_ratio, report
 
 ARRIVALS = 2_000

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from acefl import ACE, Arrival, Method, Rule, Scenario, Stop, simulate, tasks
-from acefl.errors import require
+from acefl.core.errors import require
+from acefl.core.types import Vector
 from acefl.table import Accumulator, Table
 from acefl.testing import check_rule
-from acefl.types import Vector
 
 
 @dataclass(frozen=True)

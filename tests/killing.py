@@ -31,9 +31,10 @@ import torch
 from tests import resumable
 
 import acefl
-from acefl import Every, InvalidInput, record, simulate, tasks
-from acefl.checkpoint import Checkpoints
+from acefl import Every, InvalidInput, simulate, tasks
 from acefl.core.files import CHECKPOINT
+from acefl.runs import record
+from acefl.runs.checkpoint import Checkpoints
 
 EVERY = Every(arrivals=10)
 LONGER = 1.5  # a life may last so many times what the run takes without checkpoints: most end before it does

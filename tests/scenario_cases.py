@@ -10,8 +10,8 @@ import numpy as np
 
 from acefl import Scenario, Stop
 from acefl.core.rule import Method
+from acefl.fleets.scenario import CLOCKS, LAWS
 from acefl.rules import METHODS, label
-from acefl.timing import CLOCKS, LAWS
 
 SMALL: dict[str, dict[str, tuple[Any, ...]]] = {  # settings worth drawing; the others stay as they are
     "ACE": {"variant": ("incremental", "direct", "client-held"), "warmup": ("wait", "seen"), "table": ("fp32", "int8")},

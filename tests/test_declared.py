@@ -15,7 +15,7 @@ SOURCE = Path(acefl.__file__).parent
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 DISTRIBUTION = {"PIL": "pillow", "sklearn": "scikit-learn"}  # others are called as they are imported
-WITH_TORCH = {"triton"}  # a part of torch's builds for GPUs, never required: `acefl.kernels` looks for it
+WITH_TORCH = {"triton"}  # a part of torch's builds for GPUs, never required: `acefl.core.kernels` looks for it
 LOADED_LAST = {
     "fleets/flower": "flwr",
     "flower/serverapp.py": "flwr",

@@ -126,7 +126,7 @@ def _commands(page: Path) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_commands_exist(page: Path) -> None:
-    from acefl.commands.app import app
+    from acefl.cli.app import app
 
     group = typer.main.get_command(app)
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
@@ -159,7 +159,7 @@ def test_the_readme_can_be_read_in_one_go() -> None:
 
 
 def test_every_command_is_on_the_page_of_commands() -> None:
-    from acefl.commands.app import app
+    from acefl.cli.app import app
 
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     commands: dict[str, object] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -185,13 +185,22 @@ def test_every_public_name_is_on_a_reference_page() -> None:
     modules = {name: importlib.import_module(f"acefl.{name}") for name in ("flower", "tasks")}
     wanted = {f"acefl.{name}" for name in acefl.__all__ if name not in modules}
     wanted |= {f"acefl.{module}.{name}" for module, content in modules.items() for name in content.__all__}
-    wanted |= {f"acefl.loggers.{name}" for name in ("Logger", "TensorBoard", "WandB", "MLflow")} | {"acefl.privacy"}
+    wanted |= {f"acefl.runs.loggers.{name}" for name in ("Logger", "TensorBoard", "WandB", "MLflow")} | {
+        "acefl.tasks.privacy"
+    }
     assert wanted - shown == set()
     assert [name for name in shown if pydoc.locate(name) is None] == []
 
 
 def _public() -> Iterator[tuple[str, object]]:
-    for module in ("acefl", "acefl.flower", "acefl.loggers", "acefl.privacy", "acefl.tasks", "acefl.testing"):
+    for module in (
+        "acefl",
+        "acefl.flower",
+        "acefl.runs.loggers",
+        "acefl.tasks.privacy",
+        "acefl.tasks",
+        "acefl.testing",
+    ):
         content = importlib.import_module(module)
         own = [name for name, value in vars(content).items() if getattr(value, "__module__", "") == module]
         for name in getattr(content, "__all__", [name for name in own if not name.startswith("_")]):

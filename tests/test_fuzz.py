@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acefl import ACE, InvalidInput, Run, Stop, load, simulate, tasks
-from acefl.commands.options import parse_seeds
+from acefl.cli.options import parse_seeds
+from acefl.fleets.scenario import Scenario, read_trace
 from acefl.rules import METHODS, from_settings, parse
 from acefl.studies.sweep import KEYS, Grid, _check, parse_axis
-from acefl.timing import Scenario, read_trace
 
 examples = settings(max_examples=150)
 slow_examples = settings(max_examples=60)

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer.main
 
 import acefl
-from acefl.commands.app import app
+from acefl.cli.app import app
 
 SOURCE = Path(acefl.__file__).parent
 OTHER_PROGRAMS = SOURCE / "fleets" / "flower" / "loopback.py"  # starts Flower's programs, with their options

@@ -11,8 +11,8 @@ from experiments.ideas.ideas import DampedACE, FadingACED, MomentumACE
 from experiments.leaderboard.publish import filled
 
 from acefl import ACE, Scenario, Stop, simulate, tasks
+from acefl.paper.records import Ledger, Results
 from acefl.report.standings import Board
-from acefl.reproduce.records import Ledger, Results
 from acefl.testing import LAWS
 
 IDEAS = [DampedACE(), FadingACED(tau=3), MomentumACE(blend=0.3)]

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.common import portable as portable_argument
 from experiments.ace import gpu
 
-from acefl.reproduce.records import Ledger
+from acefl.paper.records import Ledger
 from acefl.studies.sweep import Cell
 
 ROOT = Path(__file__).parents[1]

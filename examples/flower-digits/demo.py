@@ -16,7 +16,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from acefl.errors import AceflError
+from acefl.core.errors import AceflError
 from acefl.fleets.flower.loopback import ASKS_EVERY, Loopback, free_port
 
 HERE = Path(__file__).parent

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from acefl import reproduce
+from acefl import paper as reproduce
 from acefl.core.files import read_json, write_json
-from acefl.record import FORMAT
-from acefl.reproduce import runner
-from acefl.reproduce.plan import Planned
-from acefl.reproduce.readings import PRETRAINED
-from acefl.reproduce.records import Ledger, Record
+from acefl.paper import runner
+from acefl.paper.plan import Planned
+from acefl.paper.readings import PRETRAINED
+from acefl.paper.records import Ledger, Record
+from acefl.runs.record import FORMAT
 from acefl.studies.sweep import Cell
 
 HERE = Path(__file__).parent

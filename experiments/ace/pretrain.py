@@ -10,8 +10,8 @@ import sys
 from safetensors.torch import save_file
 
 from acefl import ASGD, Stop, simulate, tasks
-from acefl.optimizers import Momentum
-from acefl.schedules import Cosine
+from acefl.core.optimizers import Momentum
+from acefl.core.schedules import Cosine
 
 STEPS = 4000
 

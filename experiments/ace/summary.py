@@ -15,8 +15,8 @@ from experiments.leaderboard.publish import filled  # noqa: E402
 
 from acefl import reproduce  # noqa: E402
 from acefl.core.files import read_json  # noqa: E402
-from acefl.reproduce import readings  # noqa: E402
-from acefl.reproduce.records import Ledger, Results, spread  # noqa: E402
+from acefl.paper import readings  # noqa: E402
+from acefl.paper.records import Ledger, Results, spread  # noqa: E402
 
 
 def results(name: str) -> Results:

@@ -19,10 +19,10 @@ sys.path.insert(0, str(HERE.parents[1]))  # so that worker processes find experi
 
 from experiments.ideas.study import IDEAS, KNOWN, surely_ahead  # noqa: E402
 
-from acefl.reproduce import amplification, runner  # noqa: E402
-from acefl.reproduce.page import Page  # noqa: E402
-from acefl.reproduce.plan import Contestant, Planned, Request, contestants  # noqa: E402
-from acefl.reproduce.records import Ledger, Results, spread  # noqa: E402
+from acefl.paper import amplification, runner  # noqa: E402
+from acefl.paper.page import Page  # noqa: E402
+from acefl.paper.plan import Contestant, Planned, Request, contestants  # noqa: E402
+from acefl.paper.records import Ledger, Results, spread  # noqa: E402
 
 NAME, OUT = "ideas-cifar10", HERE / "cifar10"
 SPREAD, CLIENTS, ARRIVALS, SEEDS = 30.0, 20, 1500, (0, 1, 2, 3, 4)

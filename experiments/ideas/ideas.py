@@ -13,12 +13,12 @@ from typing import ClassVar
 
 import torch
 
+from acefl.core.errors import require
 from acefl.core.rule import Audience, Method, Rule
-from acefl.errors import require
+from acefl.core.types import Arrival, Vector
 from acefl.rules.base import Members
 from acefl.rules.settings import check_count
 from acefl.table import Accumulator, Table
-from acefl.types import Arrival, Vector
 
 
 class _Rows(Rule):

@@ -23,11 +23,11 @@ sys.path.insert(0, str(HERE.parents[1]))  # so that worker processes find experi
 from experiments.leaderboard.publish import filled  # noqa: E402
 
 from acefl.core.files import read_json  # noqa: E402
-from acefl.leaderboard import leaderboard  # noqa: E402
+from acefl.paper.leaderboard import leaderboard  # noqa: E402
 from acefl.report.metrics import by_key  # noqa: E402
 from acefl.report.standings import TUNED_BY, Board  # noqa: E402
+from acefl.report.statistics import half_width  # noqa: E402
 from acefl.rules import parse  # noqa: E402
-from acefl.statistics import half_width  # noqa: E402
 
 KNOWN = ("ACE", "ACED", "CA2FL")
 IDEAS = ("DampedACE", "FadingACED", "MomentumACE")

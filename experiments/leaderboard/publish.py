@@ -15,12 +15,12 @@ import shutil
 from pathlib import Path
 
 from acefl.core.files import read_json
-from acefl.leaderboard import MEANING, SCENARIOS, shortened, write_board
+from acefl.core.stop import Stop
+from acefl.paper.leaderboard import MEANING, SCENARIOS, shortened, write_board
 from acefl.report.metrics import by_key
 from acefl.report.standings import NOT_FOR_CITING, RECORDED, TUNED_BY, Board, written
 from acefl.rules import ASGD
 from acefl.runs.simulate import simulate
-from acefl.stop import Stop
 from acefl.tasks.sources import build_task
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def front_page(board: Board) -> str:
     scenarios = "; ".join(f"*{name}*: {MEANING[name]}" for name in board.scenarios)
     parts.append(
         f"{board.why_bold} With {len(board.methods)} methods and {len(board.content['seeds'])} seeds only large and "
-        "steady differences can be shown. How: `acefl.statistics`."
+        "steady differences can be shown. How: `acefl.report.statistics`."
     )
     if board.shown("digits") == TUNED_BY["digits"]:
         parts.append(

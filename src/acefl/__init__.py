@@ -8,17 +8,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from acefl._moved import accept_old_paths
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from acefl import tasks, testing
-    from acefl.admission import NormLimit
-    from acefl.attacks import attacked
-    from acefl.checkpoint import Every
+    from acefl.core.errors import AceflError, InvalidInput, NothingInFlight
+    from acefl.core.gate import NormLimit
+    from acefl.core.optimizers import SGD, Adam, Momentum, Yogi
     from acefl.core.rule import Method, Rule
-    from acefl.errors import AceflError, InvalidInput, NothingInFlight
-    from acefl.optimizers import SGD, Adam, Momentum, Yogi
-    from acefl.record import Run, load
+    from acefl.core.schedules import Constant, Cosine, Sqrt, WarmUp
+    from acefl.core.server import Server
+    from acefl.core.stop import Stop
+    from acefl.core.types import Arrival, Left, Lost, Step
+    from acefl.fleets.scenario import Scenario
     from acefl.rules import (
         ACE,
         ACED,
@@ -39,31 +43,36 @@ if TYPE_CHECKING:
         RingmasterASGD,
         RobustACE,
     )
+    from acefl.runs.checkpoint import Every
+    from acefl.runs.record import Run, load
     from acefl.runs.resume import resume
     from acefl.runs.simulate import simulate
-    from acefl.schedules import Constant, Cosine, Sqrt, WarmUp
-    from acefl.server import Server
-    from acefl.stop import Stop
     from acefl.studies.compare import compare
     from acefl.studies.tune import tune
     from acefl.table import Accumulator, Table
-    from acefl.timing import Scenario
-    from acefl.types import Arrival, Left, Lost, Step
+    from acefl.tasks.attacks import attacked
 
+_MODULES = {
+    "flower": "flower",
+    "loggers": "runs.loggers",
+    "privacy": "tasks.privacy",
+    "tasks": "tasks",
+    "testing": "testing",
+}
 _HOME = {
     "ACE": "rules",
     "ACED": "rules",
     "AREA": "rules",
     "ASGD": "rules",
     "Accumulator": "table",
-    "AceflError": "errors",
-    "Adam": "optimizers",
-    "Arrival": "types",
+    "AceflError": "core.errors",
+    "Adam": "core.optimizers",
+    "Arrival": "core.types",
     "CA2FL": "rules",
-    "Constant": "schedules",
-    "Cosine": "schedules",
+    "Constant": "core.schedules",
+    "Cosine": "core.schedules",
     "DelayAdaptiveASGD": "rules",
-    "Every": "checkpoint",
+    "Every": "runs.checkpoint",
     "FADAS": "rules",
     "FedAdam": "rules",
     "FedAsync": "rules",
@@ -71,41 +80,43 @@ _HOME = {
     "FedBuff": "rules",
     "FedFa": "rules",
     "FedStaleWeight": "rules",
-    "InvalidInput": "errors",
-    "Left": "types",
-    "Lost": "types",
+    "InvalidInput": "core.errors",
+    "Left": "core.types",
+    "Lost": "core.types",
     "MIFA": "rules",
     "MaleniaSGD": "rules",
     "Method": "core.rule",
-    "Momentum": "optimizers",
-    "NormLimit": "admission",
-    "NothingInFlight": "errors",
+    "Momentum": "core.optimizers",
+    "NormLimit": "core.gate",
+    "NothingInFlight": "core.errors",
     "RingleaderASGD": "rules",
     "RingmasterASGD": "rules",
     "RobustACE": "rules",
     "Rule": "core.rule",
-    "Run": "record",
-    "SGD": "optimizers",
-    "Scenario": "timing",
-    "Server": "server",
-    "Sqrt": "schedules",
-    "Step": "types",
-    "Stop": "stop",
+    "Run": "runs.record",
+    "SGD": "core.optimizers",
+    "Scenario": "fleets.scenario",
+    "Server": "core.server",
+    "Sqrt": "core.schedules",
+    "Step": "core.types",
+    "Stop": "core.stop",
     "Table": "table",
-    "WarmUp": "schedules",
-    "Yogi": "optimizers",
-    "attacked": "attacks",
+    "WarmUp": "core.schedules",
+    "Yogi": "core.optimizers",
+    "attacked": "tasks.attacks",
     "compare": "studies.compare",
-    "load": "record",
+    "load": "runs.record",
     "resume": "runs.resume",
     "simulate": "runs.simulate",
     "tune": "studies.tune",
 }
 
+accept_old_paths()
+
 
 def __getattr__(name: str) -> Any:
-    if name in ("tasks", "testing"):
-        return import_module(f"acefl.{name}")
+    if name in _MODULES:
+        return import_module(f"acefl.{_MODULES[name]}")
     if name not in _HOME:
         raise AttributeError(f"module 'acefl' has no attribute {name!r}")
     value = getattr(import_module(f"acefl.{_HOME[name]}"), name)

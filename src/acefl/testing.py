@@ -30,15 +30,15 @@ from unittest import SkipTest  # pytest, too, takes it for a skip
 
 import torch
 
-from acefl import keyed
+from acefl.core import rng as keyed
+from acefl.core.errors import require
 from acefl.core.rule import Audience, Method, Rule, Upload
+from acefl.core.server import Server
 from acefl.core.settings import settings_of
-from acefl.errors import require
+from acefl.core.state import Parts, lending, put_together
+from acefl.core.types import Arrival, State, Vector
 from acefl.rules import label
 from acefl.rules.ace import ClientMemory
-from acefl.server import Server
-from acefl.state import Parts, lending, put_together
-from acefl.types import Arrival, State, Vector
 
 CLIENTS, DIM, TURNS, LR = 6, 70, 25, 0.1
 SAMPLES = [30, 10, 20, 50, 10, 40]

@@ -1,4 +1,4 @@
-"""Files appear whole, and lines that a crash cut off are dropped. Directories: `tests/test_record.py`."""
+"""Files appear whole, and lines that a crash cut off are dropped. Directories: `tests/runs/test_record.py`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from acefl.core.errors import InvalidInput
 from acefl.core.files import JsonLines, atomic_write, read_json, write_json
-from acefl.errors import InvalidInput
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

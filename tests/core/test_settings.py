@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from acefl import optimizers, rules, schedules
+from acefl import rules
+from acefl.core import optimizers, schedules
+from acefl.core.errors import InvalidInput
 from acefl.core.settings import build, label, plain, settings_of, to_record
-from acefl.errors import InvalidInput
-from acefl.stop import Stop
+from acefl.core.stop import Stop
+from acefl.fleets.scenario import Scenario
 from acefl.tasks import LocalWork
-from acefl.timing import Scenario
 
 CHANGED: list[Any] = [
     rules.ACED(tau=300, table="int8"),

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from acefl import tasks
+from acefl.core.types import Vector
 from acefl.fleets.lazy import LazyWork
 from acefl.tasks.base import Evaluation
-from acefl.types import Vector
 
 
 class CountingTask:

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acefl import ACE, ASGD, NothingInFlight, Scenario, Stop, simulate, tasks
+from acefl.core.rng import key
+from acefl.core.types import Arrival, Event, Left, Lost, Vector
+from acefl.fleets.scenario import Durations, dropouts
 from acefl.fleets.simulated import SampledFleet, SimulatedFleet, simulated_fleet
-from acefl.keyed import key
-from acefl.record import Run
-from acefl.timing import Durations, dropouts
-from acefl.types import Arrival, Event, Left, Lost, Vector
+from acefl.runs.record import Run
 
 CLOCKS = ("event", "tick", "sampled")
 N, DIM, LR = 12, 6, 0.05

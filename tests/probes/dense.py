@@ -19,8 +19,8 @@ from tests.rules.oracles import (
 
 from acefl import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff, Server, Step
 from acefl.core.rule import Method
+from acefl.core.types import Arrival
 from acefl.runs.training import Training
-from acefl.types import Arrival
 
 ORACLES: list[tuple[Method, Callable[[int, int], Oracle]]] = [
     (ACE(), lambda n, dim: ACEOracle([1.0] * n, wait=True)),

@@ -18,7 +18,7 @@ from acefl import ACE, ACED, ASGD, CA2FL, FedBuff, InvalidInput, Scenario, Stop,
 from acefl.core.rule import Method
 from acefl.probes import ErrorTerms
 from acefl.probes.error_terms import squared_norm
-from acefl.record import Run
+from acefl.runs.record import Run
 from acefl.runs.simulate import simulation
 from acefl.runs.training import Training
 

@@ -19,7 +19,7 @@ from acefl.core.rule import Method
 from acefl.probes import Participation
 from acefl.probes.influence import Influence
 from acefl.probes.participation import effective, gini, rank_correlation
-from acefl.record import Run
+from acefl.runs.record import Run
 from acefl.runs.simulate import simulation
 from acefl.runs.training import Training
 

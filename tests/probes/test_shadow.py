@@ -13,9 +13,9 @@ from tests.rules.oracles import Oracle
 
 from acefl import ASGD, AceflError, FedBuff, InvalidInput, Scenario, Server, Step, Stop, simulate, tasks
 from acefl.core.rule import Method, Rule
+from acefl.core.types import Arrival, Vector
 from acefl.probes.shadow import Shadow, Weighed
 from acefl.runs.training import Training
-from acefl.types import Arrival, Vector
 
 ARRIVALS = 150
 TASK = tasks.quadratic(clients=6, dim=5, seed=3)

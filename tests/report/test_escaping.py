@@ -11,12 +11,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from acefl.diagnose import diagnose
 from tests.report.fixtures import SIX, write_comparison, write_run
 
 from acefl import ACE, ASGD, Stop, report
 from acefl.cli import main
-from acefl.diagnose import diagnose
-from acefl.record import settings_name
+from acefl.runs.record import settings_name
 from acefl.studies.sweep import Grid, sweep
 from acefl.studies.tune import tune
 

@@ -21,10 +21,10 @@ import pytest
 from tests.report.fixtures import SIX, Invented, write_comparison, write_run
 
 from acefl import report
-from acefl.commands import show
-from acefl.errors import InvalidInput
+from acefl.cli import show
+from acefl.core.errors import InvalidInput
 from acefl.report import figures, headline, metrics, recorded, style, tables
-from acefl.statistics import leaders
+from acefl.report.statistics import leaders
 
 
 @pytest.fixture(scope="module")
@@ -293,14 +293,14 @@ def test_how_it_was_made_is_on_the_page(page: str) -> None:
 
 
 def test_importing_the_report_is_cheap() -> None:
-    code = "import sys; import acefl.errors, acefl.report; print(*sys.modules)"
+    code = "import sys; import acefl.core.errors, acefl.report; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "plotly" not in loaded
     assert "acefl.report.page" not in loaded
 
 
 def test_the_report_reads_records_and_imports_nothing_that_makes_them() -> None:
-    below = ("acefl.errors", "acefl.core", "acefl.statistics", "acefl.record", "acefl.report")
+    below = ("acefl.core.errors", "acefl.core", "acefl.report.statistics", "acefl.runs.record", "acefl.report")
     for path in Path(report.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             named = [node.module or ""] if isinstance(node, ast.ImportFrom) else []

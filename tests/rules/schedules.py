@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.rules.oracles import Numbers, Oracle
 
 from acefl.core.rule import Audience
+from acefl.core.types import Arrival
 from acefl.rules.ace import ClientMemory
-from acefl.types import Arrival
 
 DIM = 5
 OLDEST = 9  # versions: the age of the oldest model anybody works on

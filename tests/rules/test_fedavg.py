@@ -11,7 +11,7 @@ from tests.rules.schedules import DIM, History, histories, walk
 
 from acefl import Adam, FedAdam, FedAvg, InvalidInput, Scenario, Stop, simulate, tasks
 from acefl.core.rule import Method
-from acefl.replay import replay
+from acefl.runs.replay import replay
 
 
 @settings(max_examples=80)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from acefl import ACE, Arrival, InvalidInput, RobustACE
 from acefl.core.rule import Method
-from acefl.types import Vector
+from acefl.core.types import Vector
 
 DIM = 4
 number = st.floats(-100, 100, width=32)

@@ -27,23 +27,10 @@ from tests.killing import ended, in_a_child, tell
 from tests.resumable import fingerprint
 
 import acefl
-from acefl import (
-    ACE,
-    ACED,
-    CA2FL,
-    Every,
-    FedBuff,
-    InvalidInput,
-    NormLimit,
-    Run,
-    Scenario,
-    Stop,
-    keyed,
-    simulate,
-    tasks,
-)
+from acefl import ACE, ACED, CA2FL, Every, FedBuff, InvalidInput, NormLimit, Run, Scenario, Stop, simulate, tasks
+from acefl.core import rng as keyed
 from acefl.core.rule import Method
-from acefl.types import Vector
+from acefl.core.types import Vector
 
 CLIENTS, DIM, ARRIVALS = 1000, 64, 20_000
 EVERY = Every(arrivals=1000)

@@ -17,7 +17,7 @@ from torch import nn
 import acefl
 from acefl import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff, InvalidInput, Scenario, Stop, tasks
 from acefl.core.rule import Method, Rule
-from acefl.record import run_name
+from acefl.runs.record import run_name
 from acefl.studies.compare import compare, search_rate
 from acefl.studies.spec import (
     DEFAULT_SCENARIO,

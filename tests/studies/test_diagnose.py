@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from selenium.webdriver import Chrome
 from selenium.webdriver.support.ui import WebDriverWait
 
-from acefl import ACE, ASGD, FedBuff, InvalidInput, Stop, amplification, report, tasks
+from acefl import ACE, ASGD, FedBuff, InvalidInput, Stop, report, tasks
 from acefl.cli import main
-from acefl.record import load
 from acefl.report import diagnosis
 from acefl.rules import label
+from acefl.runs.record import load
+from acefl.studies import amplification
 from acefl.studies.diagnose import diagnose, measure
 
 METHODS = (ACE(), FedBuff(buffer=4), ASGD())

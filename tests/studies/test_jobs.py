@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from acefl.errors import InvalidInput
+from acefl.core.errors import InvalidInput
 from acefl.studies.jobs import Job, open_jobs
 
 WORKERS = [1, pytest.param(2, marks=pytest.mark.slow)]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acefl.errors import InvalidInput
+from acefl.core.errors import InvalidInput
 from acefl.studies.search import COARSE, FINE, MOST_EXTENSIONS, LearningRateSearch
 
 

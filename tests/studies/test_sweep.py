@@ -18,7 +18,7 @@ import pytest
 
 import acefl.studies.sweep as sweeping
 from acefl import report
-from acefl.errors import InvalidInput
+from acefl.core.errors import InvalidInput
 from acefl.report import sweeps
 from acefl.report.metrics import CLIENT_LOSS, GAP
 from acefl.studies.sweep import Grid, parse_axis, results, sweep

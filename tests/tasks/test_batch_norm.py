@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from acefl import simulate
+from acefl.core.stop import Stop
 from acefl.rules import ACE, ASGD
-from acefl.stop import Stop
 from acefl.tasks import TorchTask, carried_statistics
 from acefl.tasks.batch_norm import CarriedBatchNorm
 

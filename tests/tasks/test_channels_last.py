@@ -8,7 +8,7 @@ from torch import nn
 from torch.func import functional_call, grad
 from torch.nn import functional as F
 
-from acefl.errors import InvalidInput
+from acefl.core.errors import InvalidInput
 from acefl.tasks import TorchTask
 from acefl.tasks.channels_last import convolution_weights
 from acefl.tasks.vision import NORMS, resnet18

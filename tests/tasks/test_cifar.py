@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from acefl import ACE, Scenario, Stop, simulate, tasks
-from acefl.errors import InvalidInput
+from acefl.core.errors import InvalidInput
 from acefl.tasks.image_files import load
 
 RNG = np.random.default_rng(0)

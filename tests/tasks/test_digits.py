@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from acefl import tasks
-from acefl.errors import InvalidInput
+from acefl.core.errors import InvalidInput
 from acefl.tasks.torch_task import TorchTask
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from acefl import keyed
-from acefl.errors import InvalidInput
+from acefl.core import rng as keyed
+from acefl.core.errors import InvalidInput
 from acefl.tasks import LocalSteps, LocalWork, TorchTask
 
 FEATURES, CLASSES = 6, 3

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch.func import grad
 
 from acefl import ACE, Scenario, Stop, simulate, tasks
-from acefl.errors import InvalidInput
+from acefl.core.errors import InvalidInput
 from acefl.tasks import TorchTask
 from acefl.tasks.news20 import _network
 from acefl.tasks.text_files import load, stripped

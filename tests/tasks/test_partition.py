@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from acefl.errors import InvalidInput
+from acefl.core.errors import InvalidInput
 from acefl.tasks import partition
 from acefl.tasks.partition import PARTITIONS
 

@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
-from acefl import keyed, tasks
-from acefl.errors import InvalidInput
+from acefl import tasks
+from acefl.core import rng as keyed
+from acefl.core.errors import InvalidInput
 
 CLIENTS, DIM = 40, 12
 

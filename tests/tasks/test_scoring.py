@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from acefl import ACE, Stop, simulate
-from acefl.errors import InvalidInput
+from acefl.core.errors import InvalidInput
 from acefl.tasks import TorchTask, batch_statistics, digits
 from acefl.tasks.scoring import LabelMix, even_pieces, regroup
 

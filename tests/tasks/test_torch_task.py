@@ -13,8 +13,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from acefl import keyed, tasks
-from acefl.errors import InvalidInput
+from acefl import tasks
+from acefl.core import rng as keyed
+from acefl.core.errors import InvalidInput
 from acefl.tasks import LocalSteps, TorchTask, batch_statistics, carried_statistics
 
 CLASSES, FEATURES, SIZES = 3, 12, (9, 4, 17)

@@ -7,7 +7,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from acefl import Every, Stop, rules
 from acefl.flower import Wires, run_async
-from acefl.live import LivePage
+from acefl.runs.live import LivePage
 from flower_digits import task
 
 app = ServerApp()

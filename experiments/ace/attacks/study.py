@@ -37,11 +37,11 @@ from acefl import (
     simulate,
     tasks,
 )
-from acefl.attacks import ATTACKS
 from acefl.core.rule import Method
-from acefl.record import machine
+from acefl.runs.record import machine
 from acefl.studies.spec import DEFAULT_SCENARIO
 from acefl.tasks import Task
+from acefl.tasks.attacks import ATTACKS
 
 HERE = Path(__file__).parent
 CLIP = NormLimit(factor=2.0, action="clip")

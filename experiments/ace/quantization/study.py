@@ -21,8 +21,8 @@ from typing import Any
 
 import acefl
 from acefl import ACE, ACED, Stop
-from acefl.record import machine
 from acefl.rules import label
+from acefl.runs.record import machine
 from acefl.studies.compare import search_rate
 from acefl.studies.jobs import Job, open_jobs
 from acefl.studies.spec import DEFAULT_SCENARIO, RunSpec

@@ -1,1 +1,1 @@
-"""What everything else stands on: the contract of a method, settings, files. It imports nothing from other packages."""
+"""What everything else stands on: the contract of a method, the server and the one loop, settings, files, kernels."""

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from acefl.core.errors import InvalidInput, require
 from acefl.core.settings import plain
-from acefl.errors import InvalidInput, require
 
-CHECKPOINT = "checkpoint"  # the folder of a run in progress, see `acefl.rundir`
+CHECKPOINT = "checkpoint"  # the folder of a run in progress, see `acefl.runs.directory`
 
 
 @contextlib.contextmanager

@@ -9,9 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import Enum
 
-from acefl.optimizers import Optimizer
-from acefl.state import Stateful
-from acefl.types import Arrival, Vector
+from acefl.core.optimizers import Optimizer
+from acefl.core.state import Stateful
+from acefl.core.types import Arrival, Vector
 
 
 class Audience(Enum):

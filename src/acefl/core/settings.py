@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any, Generic, TypeVar
 
-from acefl.errors import InvalidInput, require
+from acefl.core.errors import InvalidInput, require
 
 T = TypeVar("T")
 

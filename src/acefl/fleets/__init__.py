@@ -1,1 +1,1 @@
-"""Where arrivals come from: virtual time, a script, or real clients."""
+"""Clients at work, simulated or real: when things happen, and how models and updates travel."""

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from acefl.types import Arrival, Event, State, Vector
+from acefl.core.types import Arrival, Event, State, Vector
 
 
 @dataclass(frozen=True, slots=True)

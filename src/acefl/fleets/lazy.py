@@ -11,9 +11,9 @@ import heapq
 
 import torch
 
-from acefl.state import lend
+from acefl.core.state import lend
+from acefl.core.types import State, Vector
 from acefl.tasks.base import Task
-from acefl.types import State, Vector
 
 _COPY_ROWS_ABOVE = 16_384  # elements: a small row may keep its whole batch alive, a large one is copied out of it
 

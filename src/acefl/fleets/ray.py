@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from acefl.errors import AceflError, NothingInFlight, require
+from acefl.core.errors import AceflError, NothingInFlight, require
+from acefl.core.types import Arrival, Event, Lost, State, Vector
 from acefl.fleets.base import Fleet, Trip
 from acefl.fleets.simulated import work_key
 from acefl.tasks.sources import TaskSource, build_task
-from acefl.types import Arrival, Event, Lost, State, Vector
 
 log = logging.getLogger("acefl")
 

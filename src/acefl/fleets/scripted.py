@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from acefl.errors import InvalidInput, NothingInFlight
-from acefl.types import Arrival, Event, Left, Lost, Vector
+from acefl.core.errors import InvalidInput, NothingInFlight
+from acefl.core.types import Arrival, Event, Left, Lost, Vector
 
 # Who arrives and on which model version it trained, what was lost, who left.
 Turn = Sequence[tuple[int, int] | Lost | Left]

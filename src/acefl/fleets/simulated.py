@@ -8,15 +8,15 @@ import math
 from bisect import bisect
 from collections.abc import Iterable, Sequence
 
-from acefl import keyed
-from acefl.errors import NothingInFlight
+from acefl.core import rng as keyed
+from acefl.core.errors import NothingInFlight
+from acefl.core.state import lend
+from acefl.core.types import Arrival, Event, Left, Lost, State, Vector
 from acefl.fleets.base import Fleet
 from acefl.fleets.lazy import LazyWork
+from acefl.fleets.scenario import Durations, Scenario, dropouts
 from acefl.rules.ace import ClientMemory
-from acefl.state import lend
 from acefl.tasks.base import Task
-from acefl.timing import Durations, Scenario, dropouts
-from acefl.types import Arrival, Event, Left, Lost, State, Vector
 
 _WORK_STREAM, _IDLE_STREAM, _SAMPLE_STREAM = 11, 12, 13
 

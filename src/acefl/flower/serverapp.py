@@ -14,20 +14,20 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from acefl import report
-from acefl.admission import NormLimit
-from acefl.checkpoint import Every
+from acefl.core.errors import require
+from acefl.core.gate import NormLimit
+from acefl.core.optimizers import Optimizer
 from acefl.core.rule import Method, Upload
-from acefl.errors import require
+from acefl.core.schedules import Schedule
+from acefl.core.stop import Stop
+from acefl.core.types import Step, Vector
 from acefl.fleets.flower.fleet import FlowerFleet, Wires
 from acefl.fleets.flower.records import ModelLayout
-from acefl.observers import Observer
-from acefl.optimizers import Optimizer
+from acefl.runs.checkpoint import Every
+from acefl.runs.observers import Observer
 from acefl.runs.saving import run_to_end
 from acefl.runs.training import Training
-from acefl.schedules import Schedule
-from acefl.stop import Stop
 from acefl.tasks.base import Evaluation
-from acefl.types import Step, Vector
 
 log = logging.getLogger("acefl")
 

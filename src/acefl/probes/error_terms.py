@@ -25,16 +25,16 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from acefl import keyed
+from acefl.core import rng as keyed
+from acefl.core.errors import InvalidInput, one_of, require
 from acefl.core.rule import Upload
-from acefl.errors import InvalidInput, one_of, require
-from acefl.observers import Observer
+from acefl.core.types import Arrival, State, Step, Vector
 from acefl.probes.shadow import Shadow, Weighed
-from acefl.types import Arrival, State, Step, Vector
+from acefl.runs.observers import Observer
 
 if TYPE_CHECKING:
-    from acefl.observers import RunInProgress
-    from acefl.server import Server
+    from acefl.core.server import Server
+    from acefl.runs.observers import RunInProgress
     from acefl.tasks.base import Task
 
 GRADIENTS = ("auto", "full", "sampled")

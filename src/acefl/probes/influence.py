@@ -18,13 +18,13 @@ import numpy.typing as npt
 import torch
 
 from acefl.core.rule import Method, Rule, Upload
+from acefl.core.types import Arrival, State, Vector
 from acefl.probes.shadow import shadow_rule
 from acefl.rules.ace import ClientHeldACE, DirectACE, IncrementalACE
 from acefl.rules.aced import ACEDRule
 from acefl.rules.ca2fl import CA2FLRule
 from acefl.rules.fedbuff import FedBuffRule
 from acefl.table import Accumulator, Table
-from acefl.types import Arrival, State, Vector
 
 Numbers = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from acefl.observers import Observer
+from acefl.core.types import State, Step
+from acefl.fleets.scenario import slowest
 from acefl.probes.influence import Influence, Whole
-from acefl.timing import slowest
-from acefl.types import State, Step
+from acefl.runs.observers import Observer
 
 if TYPE_CHECKING:
-    from acefl.observers import RunInProgress
-    from acefl.server import Server
+    from acefl.core.server import Server
+    from acefl.runs.observers import RunInProgress
 
 Array = npt.NDArray[np.float64]
 MOST_GROUPS = 256

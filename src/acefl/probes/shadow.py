@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from acefl import keyed
+from acefl.core import rng as keyed
+from acefl.core.errors import AceflError, InvalidInput
 from acefl.core.rule import Method, Rule, Upload
 from acefl.core.settings import settings_of
-from acefl.errors import AceflError, InvalidInput
-from acefl.types import Arrival, State, Vector
+from acefl.core.types import Arrival, State, Vector
 
 _NOTHING = 1e-7  # a coefficient below this is what rounding left of a contribution that is no longer there
 _EXACT, _ROUNDED = 1e-3, 0.2  # how far weights times updates may be from the update; the second: of a lossy table

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from acefl.errors import require
-from acefl.observers import Observer
+from acefl.core.errors import require
 from acefl.probes.error_terms import ExactGradients, task_of
+from acefl.runs.observers import Observer
 
 if TYPE_CHECKING:
-    from acefl.observers import RunInProgress
-    from acefl.server import Server
-    from acefl.types import Step
+    from acefl.core.server import Server
+    from acefl.core.types import Step
+    from acefl.runs.observers import RunInProgress
 
 
 class TrueGradient(Observer):

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from acefl.core.errors import InvalidInput, require
 from acefl.core.files import read_json
-from acefl.errors import InvalidInput, require
 from acefl.report import clients, recorded, style
 from acefl.report.recorded import Comparison, Method
 

@@ -1,6 +1,6 @@
 """The result in one or two plain sentences, computed from the numbers and claiming no more than they show.
 
-Who is named as ahead and who as behind is decided as for the table's bold numbers: see `acefl.statistics`.
+Who is named as ahead and who as behind is decided as for the table's bold numbers: see `acefl.report.statistics`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import math
 from acefl.report import metrics
 from acefl.report.metrics import Metric
 from acefl.report.recorded import Comparison, Method
+from acefl.report.statistics import leaders, places
 from acefl.report.tables import over_seeds, scores_of
-from acefl.statistics import leaders, places
 
 
 def sentences(comparison: Comparison) -> list[str]:

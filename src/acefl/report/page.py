@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from acefl.core.errors import InvalidInput
 from acefl.core.files import atomic_write
-from acefl.errors import InvalidInput
 from acefl.report.drawing import Figure
 from acefl.report.style import Look
 

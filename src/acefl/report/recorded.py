@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from acefl.errors import InvalidInput, require
-from acefl.record import RunFiles, document
+from acefl.core.errors import InvalidInput, require
+from acefl.runs.record import RunFiles, document
 
 
 class Run(RunFiles):

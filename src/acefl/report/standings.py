@@ -1,4 +1,4 @@
-"""Reading a leaderboard: where every method stands, and what the seeds show of it (see `acefl.statistics`)."""
+"""Reading a leaderboard: where every method stands, and what the seeds show of it (see `acefl.report.statistics`)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from acefl.core.errors import require
 from acefl.core.files import read_json
-from acefl.errors import require
 from acefl.report.metrics import Metric, by_key, held_out
-from acefl.statistics import half_width, leaders, why_bold
+from acefl.report.statistics import half_width, leaders, why_bold
 
 TUNED_BY: Mapping[str, str] = {"digits": "client_loss", "quadratic": "gap"}  # the objective of each task
 ALSO: Mapping[str, tuple[str, ...]] = {"digits": ("slow_accuracy", "accuracy")}  # shown on the page besides
@@ -50,7 +50,7 @@ class Board:
     @classmethod
     def recorded(cls) -> Board:
         """The one that comes with acefl."""
-        with resources.as_file(resources.files("acefl").joinpath(RECORDED)) as path:
+        with resources.as_file(resources.files("acefl.report").joinpath(RECORDED)) as path:
             return cls(read_json(path))
 
     @property

@@ -9,14 +9,14 @@ from typing import Any
 
 import pandas as pd
 
+from acefl.core.errors import require
 from acefl.core.files import read_json
-from acefl.errors import require
-from acefl.record import settings_name
 from acefl.report import comparison, metrics, page, style
 from acefl.report.drawing import Figure, Panel, heatmap, line, numbers
 from acefl.report.metrics import Metric
 from acefl.report.page import Cell, Table
-from acefl.statistics import leaders, same_seed, why_bold
+from acefl.report.statistics import leaders, same_seed, why_bold
+from acefl.runs.record import settings_name
 
 _SEED = "seed"
 _SETTING = ("task.", "scenario.", "stop.")  # other data, clients or budgets: a better score there is no better method

@@ -17,8 +17,8 @@ import pandas as pd
 from acefl.report import metrics, recorded
 from acefl.report.metrics import Metric
 from acefl.report.recorded import Comparison, Method
-from acefl.statistics import Scores, leaders
-from acefl.statistics import why_bold as bold_explained
+from acefl.report.statistics import Scores, leaders
+from acefl.report.statistics import why_bold as bold_explained
 
 COSTS = {"steps": "server steps", "uploads": "uploads", "time": "virtual time"}  # of a real federation: seconds
 
@@ -43,7 +43,7 @@ def summary_table(directory: Path) -> pd.DataFrame:
     each cost with its `_std`, `lr`, and the counts `lrs_tried`, `seeds` and `diverged`.
 
     Ordered by slow-fifth held-out accuracy, or by the nearest thing the task measures. To lead is more than the best
-    mean: see `acefl.statistics`.
+    mean: see `acefl.report.statistics`.
     """
     return table_of(recorded.load(directory))
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from acefl.core.rule import Method
 from acefl.core.settings import Registry, label
-from acefl.own import is_own, origin, own_method
 from acefl.rules.ace import ACE
 from acefl.rules.aced import ACED
 from acefl.rules.area import AREA
@@ -20,6 +19,7 @@ from acefl.rules.fedbuff import FedBuff
 from acefl.rules.fedfa import FedFa
 from acefl.rules.malenia import MaleniaSGD
 from acefl.rules.mifa import MIFA
+from acefl.rules.own import is_own, origin, own_method
 from acefl.rules.ringleader import RingleaderASGD
 from acefl.rules.ringmaster import RingmasterASGD
 from acefl.rules.robust import RobustACE

@@ -13,12 +13,12 @@ from typing import ClassVar
 
 import torch
 
-from acefl.errors import one_of
+from acefl.core.errors import one_of
+from acefl.core.state import lend
+from acefl.core.types import Arrival, State, Vector
 from acefl.rules.base import Audience, Members, Method, Rule, Upload
 from acefl.rules.settings import WARMUPS, WEIGHTS, check_table, client_weights, empty_vector
-from acefl.state import lend
 from acefl.table import Accumulator, Table
-from acefl.types import Arrival, State, Vector
 
 VARIANTS = ("direct", "incremental", "client-held")
 

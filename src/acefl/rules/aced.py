@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import torch
 
-from acefl.errors import one_of
+from acefl.core.errors import one_of
+from acefl.core.types import Arrival, State, Vector
 from acefl.rules.base import Audience, Members, Method, Rule
 from acefl.rules.settings import WARMUPS, WEIGHTS, check_count, check_table, client_weights, empty_vector
 from acefl.table import Accumulator, Table
-from acefl.types import Arrival, State, Vector
 
 FRESHNESS = ("dispatch", "model")
 _NEVER = -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 
 from acefl.core.rule import Audience, Buffered, Method, Rule, Upload
-from acefl.state import Stateful
+from acefl.core.state import Stateful
 
 
 class Members(Stateful):

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from acefl.core.types import Arrival, Vector
 from acefl.rules.base import Buffered, Rule
 from acefl.rules.settings import check_count, check_table, empty_vector
 from acefl.table import Accumulator, Table
-from acefl.types import Arrival, Vector
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import os
 
 import torch
 
+from acefl.core.state import Stateful
+from acefl.core.types import Vector
 from acefl.rules.settings import empty_vector
-from acefl.state import Stateful
 from acefl.table import Accumulator, Table
-from acefl.types import Vector
 
 
 class ClientMeans(Stateful):

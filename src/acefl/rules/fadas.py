@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from acefl.optimizers import Adam
+from acefl.core.optimizers import Adam
+from acefl.core.types import Arrival, Vector
 from acefl.rules.base import Buffered, Rule
 from acefl.rules.fedbuff import FedBuffRule
 from acefl.rules.settings import check_count
-from acefl.types import Arrival, Vector
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from acefl.errors import one_of, require_number
+from acefl.core.errors import one_of, require_number
+from acefl.core.types import Vector
 from acefl.rules.base import Method, Rule, Upload
 from acefl.rules.fedbuff import FedBuffRule
-from acefl.types import Vector
 
 STALENESS = ("constant", "polynomial", "hinge")
 

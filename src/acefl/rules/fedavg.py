@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from acefl.errors import one_of
-from acefl.optimizers import Adam
+from acefl.core.errors import one_of
+from acefl.core.optimizers import Adam
+from acefl.core.types import Arrival, Vector
 from acefl.rules.base import Audience, Members, Method, Rule
 from acefl.rules.settings import WEIGHTS, check_count, client_weights, empty_vector
-from acefl.types import Arrival, Vector
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import torch
 
-from acefl.errors import one_of
+from acefl.core.errors import one_of
+from acefl.core.types import Arrival, Vector
 from acefl.rules.base import Buffered, Rule
 from acefl.rules.settings import check_count, empty_vector
-from acefl.types import Arrival, Vector
 
 STALENESS = ("none", "sqrt")
 

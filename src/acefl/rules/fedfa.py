@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from acefl.core.types import Arrival, Vector
 from acefl.rules.base import Method, Rule, Upload
 from acefl.rules.settings import check_count, empty_vector
-from acefl.types import Arrival, Vector
 
 
 @dataclass(frozen=True)

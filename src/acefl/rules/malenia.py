@@ -7,10 +7,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from acefl.errors import require, require_number
+from acefl.core.errors import require, require_number
+from acefl.core.types import Arrival, Vector
 from acefl.rules.base import Members, Method, Rule
 from acefl.rules.client_means import ClientMeans
-from acefl.types import Arrival, Vector
 
 _NEARLY = 1.0 - 1e-12  # a harmonic mean of equal counts may be rounded below them
 

@@ -7,12 +7,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from acefl.errors import one_of
+from acefl.core.errors import one_of
+from acefl.core.types import Arrival, Vector
 from acefl.rules.ace import IncrementalACE
 from acefl.rules.base import Buffered, Rule
 from acefl.rules.settings import WARMUPS, check_count, check_table
 from acefl.table import Table
-from acefl.types import Arrival, Vector
 
 
 @dataclass(frozen=True)

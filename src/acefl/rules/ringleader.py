@@ -7,10 +7,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from acefl.errors import require
+from acefl.core.errors import require
+from acefl.core.types import Arrival, State, Vector
 from acefl.rules.base import Members, Method, Rule
 from acefl.rules.client_means import ClientMeans
-from acefl.types import Arrival, State, Vector
 
 
 @dataclass(frozen=True)

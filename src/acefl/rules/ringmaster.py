@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from acefl.core.types import Arrival, Vector
 from acefl.rules.base import Method, Rule
 from acefl.rules.fedbuff import FedBuffRule
 from acefl.rules.settings import check_count
-from acefl.types import Arrival, Vector
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from acefl.errors import one_of, require
+from acefl.core.errors import one_of, require
+from acefl.core.types import Vector
 from acefl.rules.ace import DirectACE
 from acefl.rules.base import Method, Rule
 from acefl.rules.settings import WARMUPS
-from acefl.types import Vector
 
 AGGREGATES = ("median", "trimmed")
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from acefl.errors import one_of, require
-from acefl.types import Vector
+from acefl.core.errors import one_of, require
+from acefl.core.types import Vector
 
 ENCODINGS = ("fp32", "bf16", "int8", "int4")
 WARMUPS = ("wait", "seen")

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from acefl.core.types import Arrival, Vector
 from acefl.rules.base import Buffered, Rule
 from acefl.rules.settings import check_count, empty_vector
-from acefl.types import Arrival, Vector
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from acefl.errors import require
+from acefl.core.errors import require
+from acefl.core.types import State, Step, Vector
+from acefl.fleets.scenario import fastest, slowest
 from acefl.tasks.base import Evaluation, Task, scores_by_speed
-from acefl.timing import fastest, slowest
-from acefl.types import State, Step, Vector
 
 Judge = Callable[[Vector, int], Evaluation | None]  # a model and its version; None: nothing was found out
 Row = dict[str, float]

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from acefl.admission import NormLimit
-from acefl.checkpoint import Every
+from acefl.core.errors import InvalidInput, require
+from acefl.core.gate import NormLimit
+from acefl.core.optimizers import Optimizer
 from acefl.core.rule import Method, Upload
-from acefl.errors import InvalidInput, require
+from acefl.core.schedules import Schedule
+from acefl.core.stop import Stop
 from acefl.fleets.ray import RayFleet
-from acefl.observers import Observer
-from acefl.optimizers import Optimizer
-from acefl.record import Run
+from acefl.runs.checkpoint import Every
+from acefl.runs.observers import Observer
+from acefl.runs.record import Run
 from acefl.runs.saving import run_to_end
 from acefl.runs.training import Progress, Training
-from acefl.schedules import Schedule
-from acefl.stop import Stop
 from acefl.tasks.sources import TaskSource, build_task
 
 

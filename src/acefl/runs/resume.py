@@ -7,22 +7,23 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from acefl import optimizers, rules, schedules, tasks
-from acefl.admission import NormLimit
-from acefl.checkpoint import Every
+from acefl import rules, tasks
+from acefl.core import optimizers, schedules
+from acefl.core.errors import InvalidInput, require
+from acefl.core.gate import NormLimit
 from acefl.core.rule import Method
 from acefl.core.settings import build, plain
-from acefl.errors import InvalidInput, require
-from acefl.observers import Observer, names
-from acefl.record import Run, load
-from acefl.rundir import reopen
+from acefl.core.stop import Stop
+from acefl.core.types import State
+from acefl.fleets.scenario import Scenario
+from acefl.runs.checkpoint import Every
+from acefl.runs.directory import reopen
+from acefl.runs.observers import Observer, names
+from acefl.runs.record import Run, load
 from acefl.runs.saving import this_machine, train
 from acefl.runs.simulate import simulation
 from acefl.runs.training import Progress, Training
-from acefl.stop import Stop
 from acefl.tasks.base import Task
-from acefl.timing import Scenario
-from acefl.types import State
 
 log = logging.getLogger(__name__)
 

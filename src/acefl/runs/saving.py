@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-from acefl.checkpoint import Every
+from acefl.core.errors import require
 from acefl.core.files import CHECKPOINT
 from acefl.core.settings import plain
-from acefl.errors import require
-from acefl.observers import check_savable, names
-from acefl.record import Run, machine
-from acefl.rundir import RunDirectory, reopen, start
+from acefl.core.state import lending
+from acefl.core.types import State, Step
+from acefl.runs.checkpoint import Every
+from acefl.runs.directory import RunDirectory, reopen, start
+from acefl.runs.observers import check_savable, names
+from acefl.runs.record import Run, machine
 from acefl.runs.training import AfterTurn, Progress, Training
-from acefl.state import lending
-from acefl.types import State, Step
 
 log = logging.getLogger("acefl")
 

@@ -8,22 +8,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from acefl.admission import NormLimit
-from acefl.checkpoint import Every
+from acefl.core.errors import require
 from acefl.core.files import check_replaceable
+from acefl.core.gate import NormLimit
+from acefl.core.optimizers import Optimizer
 from acefl.core.rule import Method, Upload
+from acefl.core.schedules import Schedule
 from acefl.core.settings import label
-from acefl.errors import require
+from acefl.core.stop import Stop
+from acefl.fleets.scenario import Scenario
 from acefl.fleets.simulated import simulated_fleet
-from acefl.observers import Observer
-from acefl.optimizers import Optimizer
-from acefl.record import Run
+from acefl.runs.checkpoint import Every
+from acefl.runs.observers import Observer
+from acefl.runs.record import Run
 from acefl.runs.saving import run_from_start, run_to_end
 from acefl.runs.training import Progress, Training
-from acefl.schedules import Schedule
-from acefl.stop import Stop
 from acefl.tasks.base import Task
-from acefl.timing import Scenario
 
 
 def simulate(
@@ -45,11 +45,11 @@ def simulate(
 ) -> Run:
     """Train `task` by `rule` in virtual time, evaluating `evaluations` times at even shares of the budget.
 
-    The same arguments give the same run, bit for bit. With `norm_limit` the server refuses or clips updates that are
-    out of line with the other clients'. `optimizer` makes the step of the rule's direction (see `acefl.optimizers`),
-    `schedule` changes the learning rate over the budget (see `acefl.schedules`). With `out` the run is also saved
-    there. With `checkpoint` its state is saved there now and then: if the process is killed, `acefl.resume(out)` goes
-    on as if it had not been.
+    The same arguments give the same run, bit for bit. With `norm_limit` the server refuses or clips updates that
+    are out of line with the other clients'. `optimizer` makes the step of the rule's direction (see
+    `acefl.core.optimizers`), `schedule` changes the learning rate over the budget (see `acefl.core.schedules`).
+    With `out` the run is also saved there. With `checkpoint` its state is saved there now and then: if the process
+    is killed, `acefl.resume(out)` goes on as if it had not been.
 
     Args:
         task: What to train: see `acefl.tasks`.

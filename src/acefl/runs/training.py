@@ -9,22 +9,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from acefl.admission import Gate, NormLimit
+from acefl.core.errors import NothingInFlight, require
+from acefl.core.gate import Gate, NormLimit
+from acefl.core.loop import dispatch, run
+from acefl.core.optimizers import Optimizer
 from acefl.core.rule import Method, Upload
+from acefl.core.schedules import Schedule, per_step
+from acefl.core.server import Server
 from acefl.core.settings import label, plain, settings_of, step_record
-from acefl.errors import NothingInFlight, require
+from acefl.core.stop import Stop
+from acefl.core.types import Arrival, State, Step, Vector
 from acefl.fleets.base import Fleet
-from acefl.loop import dispatch, run
-from acefl.observers import Observer, add_columns, call_all, methods
-from acefl.optimizers import Optimizer
-from acefl.record import FORMAT, Events, Run, TravelEvents, machine
 from acefl.rules import imported_from
 from acefl.runs.evaluation import Evaluator, Judge, Row, by_task
-from acefl.schedules import Schedule, per_step
-from acefl.server import Server
-from acefl.stop import Stop
+from acefl.runs.observers import Observer, add_columns, call_all, methods
+from acefl.runs.record import FORMAT, Events, Run, TravelEvents, machine
 from acefl.tasks.base import Evaluation, Task
-from acefl.types import Arrival, State, Step, Vector
 
 log = logging.getLogger("acefl")
 

@@ -1,1 +1,1 @@
-"""Many runs: compare methods, tune one, sweep a grid, diagnose. All of them run their jobs by `acefl.studies.jobs`."""
+"""Many runs: comparisons, searches, sweeps and what is measured across them."""

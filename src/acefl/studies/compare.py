@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from acefl import report
+from acefl.core.errors import require
 from acefl.core.files import atomic_directory, write_json
+from acefl.core.optimizers import Optimizer
 from acefl.core.rule import Method, Upload
+from acefl.core.schedules import Schedule
 from acefl.core.settings import label, settings_of, step_record
-from acefl.errors import require
-from acefl.optimizers import Optimizer
-from acefl.record import FORMAT, command_line, machine, run_name
+from acefl.core.stop import Stop
+from acefl.fleets.scenario import Scenario
 from acefl.rules import imported_from
-from acefl.schedules import Schedule
-from acefl.stop import Stop
+from acefl.runs.record import FORMAT, command_line, machine, run_name
 from acefl.studies.jobs import Job, Progress, open_jobs
 from acefl.studies.search import LearningRateSearch
 from acefl.studies.spec import (
@@ -32,7 +33,6 @@ from acefl.studies.spec import (
     RunSpec,
 )
 from acefl.tasks.sources import TaskSource, build_task, built_once
-from acefl.timing import Scenario
 
 
 def compare(

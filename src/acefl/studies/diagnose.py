@@ -13,17 +13,18 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from acefl import amplification, convergence, report
+from acefl import report
+from acefl.core.errors import one_of, require
 from acefl.core.files import atomic_directory, write_json
 from acefl.core.rule import Method
-from acefl.errors import one_of, require
-from acefl.record import FORMAT, command_line, machine
-from acefl.stop import Stop
+from acefl.core.stop import Stop
+from acefl.fleets.scenario import Scenario
+from acefl.runs.record import FORMAT, command_line, machine
+from acefl.studies import amplification, convergence
 from acefl.studies.compare import compare
 from acefl.studies.jobs import Job, Progress, open_jobs
 from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, PAPER_METHODS, RunSpec
 from acefl.tasks.sources import TaskSource
-from acefl.timing import Scenario
 
 if TYPE_CHECKING:
     import pandas as pd

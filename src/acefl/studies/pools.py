@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from acefl.errors import InvalidInput, require
+from acefl.core.errors import InvalidInput, require
 
 Work = Callable[[Any], Any]
 Futures = Iterable[Future[Any]]

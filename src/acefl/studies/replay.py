@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from acefl import record, report
+from acefl import report
+from acefl.core.errors import require
 from acefl.core.files import atomic_directory, write_json
 from acefl.core.rule import Method
 from acefl.core.settings import label
-from acefl.errors import require
-from acefl.replay import replay
+from acefl.runs import record
+from acefl.runs.replay import replay
 from acefl.tasks.base import Task
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from acefl.errors import require
+from acefl.core.errors import require
 
 COARSE, FINE = 4.0, 2.0  # factors between neighbours of the first and the second look
 MOST_EXTENSIONS = 6

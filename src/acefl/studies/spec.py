@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from acefl.core.optimizers import Optimizer
 from acefl.core.rule import Method
-from acefl.observers import Observer
-from acefl.optimizers import Optimizer
+from acefl.core.schedules import Schedule
+from acefl.core.stop import Stop
+from acefl.fleets.scenario import Scenario
 from acefl.probes import ErrorTerms, Participation
-from acefl.record import Run
 from acefl.rules import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff
+from acefl.runs.observers import Observer
+from acefl.runs.record import Run
 from acefl.runs.simulate import simulate
-from acefl.schedules import Schedule
-from acefl.stop import Stop
 from acefl.tasks.sources import TaskSource, build_task
-from acefl.timing import Scenario
 
 PAPER_METHODS: tuple[Method, ...] = (ACE(), ACED(tau=300), CA2FL(), FedBuff(), ASGD(), DelayAdaptiveASGD())
 DEFAULT_TASK: Mapping[str, Any] = {"name": "digits", "clients": 100, "alpha": 0.1, "model": "softmax"}

@@ -26,16 +26,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from acefl import optimizers, schedules
+from acefl.core import optimizers, schedules
+from acefl.core.errors import InvalidInput, require
 from acefl.core.files import claim, write_json
 from acefl.core.settings import build
-from acefl.errors import InvalidInput, require
-from acefl.record import FORMAT, machine, settings_name
+from acefl.core.stop import Stop
+from acefl.fleets.scenario import Scenario
 from acefl.rules import parse
-from acefl.stop import Stop
+from acefl.runs.record import FORMAT, machine, settings_name
 from acefl.studies.jobs import Job, Progress, open_jobs
 from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, RunSpec
-from acefl.timing import Scenario
 
 KEYS = ("method", "lr", "optimizer", "schedule", "seed", "evaluations", "task", "scenario", "stop")
 Settings = dict[str, Any]  # "method" -> "ACE", "task.alpha" -> 0.1, ...

@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Any, cast
 
 from acefl import report
+from acefl.core.errors import InvalidInput, require
 from acefl.core.files import JsonLines, is_new, write_json
 from acefl.core.rule import Method
 from acefl.core.settings import label, plain, settings_of
-from acefl.errors import InvalidInput, require
-from acefl.record import FORMAT, command_line, machine
+from acefl.core.stop import Stop
+from acefl.fleets.scenario import Scenario, read_trace
 from acefl.rules import ACE, imported_from
+from acefl.runs.record import FORMAT, command_line, machine
 from acefl.runs.simulate import simulation
-from acefl.stop import Stop
 from acefl.studies.jobs import Job, Jobs, Progress, open_jobs
 from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, TUNING_SEED, RunSpec, score_of
 from acefl.tasks.sources import TaskSource, build_task, built_once
-from acefl.timing import Scenario, read_trace
 
 QUARTERS = (1, 2, 4)  # of a run's budget: where a trial may end
 WHOLE = QUARTERS[-1]

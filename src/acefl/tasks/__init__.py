@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from acefl.errors import InvalidInput, require
+from acefl.core.errors import InvalidInput, require
 from acefl.tasks.base import Evaluation, Task
 from acefl.tasks.batch_norm import batch_statistics, carried_statistics
 from acefl.tasks.cifar import cifar10, cifar100
@@ -44,7 +44,7 @@ def build(description: dict[str, Any]) -> Task:
 
 
 def _attacked(task: Task, attack: Any) -> Task:
-    from acefl.attacks import attacked  # which stands on this package
+    from acefl.tasks.attacks import attacked  # which stands on this package
 
     require(
         isinstance(attack, dict), f"attack is {attack!r}; allowed: a table with attack, fraction, seed and strength"

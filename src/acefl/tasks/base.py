@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from acefl.types import Vector
+from acefl.core.types import Vector
 
 
 @dataclass(frozen=True)

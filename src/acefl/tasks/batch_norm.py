@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from acefl.errors import InvalidInput
+from acefl.core.errors import InvalidInput
 
 
 def refuse_running_statistics(model: nn.Module) -> None:

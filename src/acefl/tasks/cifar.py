@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from acefl import keyed
-from acefl.errors import InvalidInput, one_of, require
+from acefl.core import rng as keyed
+from acefl.core.errors import InvalidInput, one_of, require
 from acefl.tasks.image_files import load
 from acefl.tasks.local_work import LocalWork
 from acefl.tasks.partition import Rows

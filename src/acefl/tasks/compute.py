@@ -12,8 +12,8 @@ import torch
 from torch.func import grad, vmap
 from torch.utils._pytree import tree_map
 
-from acefl import keyed
-from acefl.types import Vector
+from acefl.core import rng as keyed
+from acefl.core.types import Vector
 
 Batch = object  # a tensor or a (nested) dict, list or tuple of tensors
 Loss = Callable[[Vector, Batch, torch.Tensor], torch.Tensor]  # (flat model, inputs, targets) -> scalar

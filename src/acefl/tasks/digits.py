@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from acefl.errors import one_of, require
+from acefl.core.errors import one_of, require
 from acefl.tasks.partition import partition as split
 from acefl.tasks.torch_task import TorchTask
 

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from acefl.errors import InvalidInput
+from acefl.core.errors import InvalidInput
 
 
 def load_from_hub(what: str, name: str, *, task: str) -> Any:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
-from acefl import keyed
+from acefl.core import rng as keyed
+from acefl.core.errors import InvalidInput, one_of, require
 from acefl.core.settings import build, parse_call
-from acefl.errors import InvalidInput, one_of, require
 
 OPTIMIZERS = ("sgd", "adamw")
 SENDS = ("difference", "mean")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from acefl.errors import InvalidInput, require
+from acefl.core.errors import InvalidInput, require
 from acefl.tasks import hub
 from acefl.tasks.local_work import LocalWork
 from acefl.tasks.partition import partition as split

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from acefl.errors import InvalidInput, one_of, require
+from acefl.core.errors import InvalidInput, one_of, require
 
 PARTITIONS = ("dirichlet", "shards", "pathological", "iid")
 Rows = npt.NDArray[np.int64]

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from acefl import keyed
-from acefl.errors import require
+from acefl.core import rng as keyed
+from acefl.core.errors import require
+from acefl.core.types import Vector
 from acefl.tasks.base import Evaluation
-from acefl.types import Vector
 
 
 def quadratic(

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from acefl import tasks
+from acefl.core.errors import require
 from acefl.core.settings import plain
-from acefl.errors import require
 from acefl.tasks.base import Task
 
 TaskSource = Mapping[str, Any] | Callable[[int], Task]  # settings, or what builds the task for a seed

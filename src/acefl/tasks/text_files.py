@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from acefl.errors import InvalidInput
+from acefl.core.errors import InvalidInput
 from acefl.tasks.hub import download_command, load_from_hub
 
 Labels = npt.NDArray[np.int64]

@@ -16,8 +16,9 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, default_collate
 
-from acefl import keyed
-from acefl.errors import one_of, require
+from acefl.core import rng as keyed
+from acefl.core.errors import one_of, require
+from acefl.core.types import Vector
 from acefl.tasks.base import Evaluation
 from acefl.tasks.batch_norm import refuse_running_statistics, uses_batch_statistics
 from acefl.tasks.channels_last import ChannelsLast, convolution_weights
@@ -25,7 +26,6 @@ from acefl.tasks.compute import Batch, Gradients, OneByOne, Replayed, Together
 from acefl.tasks.described import described
 from acefl.tasks.local_work import LocalWork
 from acefl.tasks.scoring import BatchLoss, LabelMix, Part, Samples, Scored, Scores, are_labels, even_pieces, score
-from acefl.types import Vector
 
 COMPUTE = ("auto", "one-by-one", "together")
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from acefl.errors import one_of
+from acefl.core.errors import one_of
 from acefl.tasks.batch_norm import CarriedBatchNorm
 
 NORMS = ("group", "batch", "carried")

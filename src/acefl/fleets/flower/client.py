@@ -12,11 +12,11 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from acefl import keyed
-from acefl.errors import require
+from acefl.core import rng as keyed
+from acefl.core.errors import require
+from acefl.core.types import Vector
 from acefl.fleets.flower.held import Held
 from acefl.fleets.flower.records import MODEL, NO_BASE, ORDER, UPDATE, ModelLayout, Order, packed, unpacked
-from acefl.types import Vector
 
 Gradient = Vector | Mapping[str, torch.Tensor] | torch.nn.Module
 

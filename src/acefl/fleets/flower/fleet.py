@@ -14,8 +14,10 @@ from threading import Lock
 from flwr.app import DEFAULT_TTL, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from acefl import keyed, wire
-from acefl.errors import NothingInFlight, one_of, require
+from acefl.core import rng as keyed
+from acefl.core.errors import NothingInFlight, one_of, require
+from acefl.core.types import Arrival, Event, Joined, Left, Lost, Restarted, State, Vector
+from acefl.fleets import wire
 from acefl.fleets.base import Fleet, Refusal, Trip
 from acefl.fleets.flower.post import LEAST, Post, Undelivered
 from acefl.fleets.flower.records import (
@@ -33,7 +35,6 @@ from acefl.fleets.flower.records import (
 )
 from acefl.fleets.flower.roster import FAILURES, Node, Roster
 from acefl.fleets.flower.survey import Survey
-from acefl.types import Arrival, Event, Joined, Left, Lost, Restarted, State, Vector
 
 log = logging.getLogger("acefl")
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
+from acefl.core.types import Vector
 from acefl.fleets.flower.records import NO_BASE
-from acefl.types import Vector
 
 _ARRAYS, _TASKS = "acefl-held", "acefl-held-tasks"
 

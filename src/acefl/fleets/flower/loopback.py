@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from acefl.errors import AceflError
+from acefl.core.errors import AceflError
 
 SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",

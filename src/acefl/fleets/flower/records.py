@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from acefl import wire
-from acefl.errors import AceflError, InvalidInput, require
-from acefl.types import Vector
+from acefl.core.errors import AceflError, InvalidInput, require
+from acefl.core.types import Vector
+from acefl.fleets import wire
 
 ORDER, MODEL, UPDATE = "acefl", "arrays", "update"
 NO_BASE = -1

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from acefl.errors import AceflError
+from acefl.core.errors import AceflError
 
 log = logging.getLogger("acefl")
 

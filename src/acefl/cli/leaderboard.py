@@ -1,0 +1,112 @@
+"""`acefl leaderboard`: all methods on a fixed set of scenarios."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from acefl.cli import options
+
+
+def leaderboard(
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method",
+            "--rule",
+            metavar="NAME",
+            help="Joins the library's: your own as mypkg.mymodule:MyRule, or one of them with other settings",
+            show_default=False,
+        ),
+    ] = None,
+    only: Annotated[bool, typer.Option("--only", help="Only the methods named, not the library's")] = False,
+    arrivals: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Accepted uploads per run", rich_help_panel=options.BUDGET)
+    ] = 6000,
+    budget: Annotated[
+        float,
+        typer.Option(metavar="N", help="Whole runs that tuning a cell may cost", rich_help_panel=options.BUDGET),
+    ] = 12.0,
+    seeds: options.Seeds = "5",
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="All of it in a minute or two; the numbers mean nothing, and the board says so"),
+    ] = False,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR", help="Where to write; an unfinished board there goes on", rich_help_panel=options.OUTPUT
+        ),
+    ] = Path("acefl-leaderboard"),
+    show: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Print the board recorded there as Markdown, run nothing",
+            rich_help_panel=options.OUTPUT,
+        ),
+    ] = None,
+    recorded: Annotated[
+        bool,
+        typer.Option("--recorded", help="Print the board that comes with acefl", rich_help_panel=options.OUTPUT),
+    ] = False,
+    workers: options.Workers = None,
+    json: options.Json = False,
+) -> None:
+    """Rank all methods on six scenarios and two tasks.
+
+    Every method is tuned in every cell with the same budget, on a seed that is not
+    reported, and then runs on all seeds. Cells land as they finish: killed, it goes
+    on where it was when called again, and a method that joins later costs its own
+    cells only.
+
+    Examples:
+      acefl leaderboard --quick
+      acefl leaderboard --workers 16 --out board
+      acefl leaderboard --rule mypkg.mymodule:MyRule --out board
+      acefl leaderboard --rule mypkg.mymodule:MyRule --only --out mine
+      acefl leaderboard --show board > board.md
+      acefl leaderboard --recorded
+    """
+    chosen = options.parse_seeds(seeds)
+    from acefl.cli import show as showing
+    from acefl.core.files import read_json
+    from acefl.paper import leaderboard as boards
+    from acefl.report.standings import Board
+
+    if show is not None or recorded:
+        _print(Board.recorded() if show is None else Board.read(show), json)
+        return
+    own = options.parse_methods(method) if method else []
+    with showing.job_bar(quiet=json, then="writing the report") as progress:
+        boards.leaderboard(
+            own,
+            out=out,
+            only=only,
+            arrivals=arrivals,
+            budget=budget,
+            seeds=chosen,
+            quick=quick,
+            workers=workers,
+            progress=progress,
+        )
+    _print(Board(read_json(out / "leaderboard.json")), json)
+    if not json:
+        showing.path("report", out / "report.html")
+
+
+def _print(board: object, json: bool) -> None:
+    from acefl.cli import show
+    from acefl.report.standings import NOT_FOR_CITING, Board
+
+    assert isinstance(board, Board)
+    if json:
+        show.print_json(dict(board.content))
+        return
+    if board.quick:
+        print(f"This board is {NOT_FOR_CITING}.\n")
+    for task in board.tasks:
+        print(f"{task}: {board.shown(task)}\n\n{board.markdown(task)}\n")
+    print(f"{board.why_bold}\n{board.cost}.")

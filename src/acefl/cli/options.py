@@ -1,0 +1,279 @@
+"""The options that commands share, each declared once, and the settings they stand for.
+
+An option that is not given is None, and its value is decided where it is decided for Python users too: in
+`acefl.studies`, `acefl.fleets.scenario` and `acefl.tasks`. The words and defaults that the help shows are copies, since
+the originals live beside torch; `tests/cli/test_cli.py` holds them to the originals.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from acefl.core.errors import InvalidInput, require
+from acefl.core.settings import parse_call
+from acefl.rules.own import is_own as is_own
+
+if TYPE_CHECKING:
+    from acefl.core.rule import Method
+    from acefl.core.stop import Stop
+    from acefl.fleets.scenario import Scenario
+
+TASK, SCENARIO, FLEET, BUDGET = "Task", "Scenario", "Fleet", "Budget"  # panels of the help
+RATE, OUTPUT = "Learning rate", "Output"
+
+METHODS = (
+    *("ACE", "ACED", "CA2FL", "FedBuff", "ASGD", "DelayAdaptiveASGD", "RobustACE"),
+    *("RingmasterASGD", "RingleaderASGD", "MaleniaSGD", "MIFA", "FedStaleWeight"),
+    *("FedAsync", "FedFa", "AREA", "FADAS", "FedAvg", "FedAdam"),
+)
+OPTIMIZERS = ("SGD", "Momentum", "Adam", "Yogi")
+SCHEDULES = ("Constant", "Sqrt", "WarmUp", "Cosine")
+TASKS = ("digits", "quadratic", "cifar10", "cifar100", "news20")
+PARTITIONS = ("dirichlet", "shards", "pathological", "iid")
+CLOCKS = ("event", "tick", "sampled")
+LAWS = ("constant", "exponential", "lognormal", "uniform", "pareto", "two-speed")
+SPEEDS = ("last", "random")
+MOST_SEEDS = 10_000  # more is a slip of the keyboard, and as a list would fill the memory
+
+
+def _option(panel: str, metavar: str, text: str, default: object = None, words: tuple[str, ...] = ()) -> Any:
+    """An option whose value is None when it is not given; `default` is what the help says it then is."""
+    choice = f" ({', '.join(words)})" if words else ""
+    shown = f" [dim]\\[{default}][/dim]" if default is not None else ""
+    return typer.Option(
+        help=f"{text}{choice}{shown}",
+        rich_help_panel=panel,
+        metavar=metavar,
+        show_default=False,
+        **(one_of(words) if words else {}),
+    )
+
+
+def one_of(words: tuple[str, ...]) -> dict[str, Any]:
+    """Arguments for `typer.Option`: only these words, in any case, and shells complete them.
+
+    Callbacks are in every typer; its choices are enums, literals or click's types, each only in some.
+    """
+
+    def check(value: str | None) -> str | None:
+        found = {word.lower(): word for word in words}.get(value.lower()) if value is not None else None
+        if value is not None and found is None:
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(map(repr, words))}.")
+        return found
+
+    return {"callback": check, "autocompletion": lambda: list(words)}
+
+
+_TASK_NAME: Any = typer.Option(
+    help=f"One of {', '.join(TASKS)}; settings without an option of their own as in "
+    "\"cifar10(folder='data', device='cuda')\"",
+    metavar="NAME",
+    rich_help_panel=TASK,
+    autocompletion=lambda: list(TASKS),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskOptions:
+    """What is trained, on whose data."""
+
+    task: Annotated[str, _TASK_NAME] = "digits"
+    clients: Annotated[int | None, _option(TASK, "N", "How many clients", 100)] = None
+    alpha: Annotated[float | None, _option(TASK, "X", "Dirichlet parameter of the split, small is uneven", 0.1)] = None
+    model: Annotated[str | None, _option(TASK, "NAME", "digits: softmax, mlp; cifar: resnet18, cnn", "softmax")] = None
+    partition: Annotated[str | None, _option(TASK, "NAME", "The split", "dirichlet", PARTITIONS)] = None
+    classes_per_client: Annotated[
+        int | None, _option(TASK, "N", "Labels per client, for shards and pathological", 2)
+    ] = None
+    batch: Annotated[int | None, _option(TASK, "N", "Samples per gradient", 20)] = None
+    dim: Annotated[int | None, _option(TASK, "N", "quadratic: number of parameters", 50)] = None
+    heterogeneity: Annotated[float | None, _option(TASK, "X", "quadratic: how far optima lie apart", 1.0)] = None
+    noise: Annotated[float | None, _option(TASK, "X", "quadratic: noise of the gradients", 0.5)] = None
+
+    def build(self) -> dict[str, Any]:
+        """All settings of the task, for `acefl.studies`; a setting that the task does not have is refused."""
+        from acefl import tasks
+        from acefl.studies.spec import DEFAULT_TASK
+
+        name, called = parse_call(self.task) or (self.task, {})
+        require(name in tasks.TASKS, f"unknown task {name!r}; allowed: {', '.join(tasks.TASKS)}")
+        parameters = inspect.signature(tasks.TASKS[name]).parameters
+        default = DEFAULT_TASK if DEFAULT_TASK["name"] == name else {}
+        given = {key: value for key, value in _given(self).items() if key != "task"} | called
+        for key, value in given.items():
+            allowed = ", ".join(key for key in parameters if key != "seed")
+            require(key in parameters and key != "seed", f"task {name} has no setting {key!r}; allowed: {allowed}")
+            require(not isinstance(value, list | dict | set), f"{key} is {value}; allowed: a plain value")
+        settings = {key: parameter.default for key, parameter in parameters.items() if key != "seed"}
+        settings = {"name": name, **settings, **default, **given}
+        for key, value in settings.items():
+            require(value is not inspect.Parameter.empty, f'task {name} needs {key}, as in "{name}({key}=...)"')
+        return {key: value for key, value in settings.items() if value is not None}
+
+
+@dataclasses.dataclass(frozen=True)
+class ScenarioOptions:
+    """The fields of `acefl.Scenario`: how fast clients are, how time passes, and who is there."""
+
+    clock: Annotated[str | None, _option(SCENARIO, "NAME", "When the server acts", "event", CLOCKS)] = None
+    delay: Annotated[float | None, _option(SCENARIO, "X", "Mean task time of the fastest, the paper's β", 1.0)] = None
+    law: Annotated[str | None, _option(SCENARIO, "NAME", "How single tasks vary", "exponential", LAWS)] = None
+    shape: Annotated[
+        float | None,
+        _option(SCENARIO, "X", "lognormal: sigma, pareto: tail index, two-speed: ratio", "1.0, 1.5, 10.0"),
+    ] = None
+    spread: Annotated[float | None, _option(SCENARIO, "X", "Mean task time, slowest over fastest", 30.0)] = None
+    slow: Annotated[str | None, _option(SCENARIO, "NAME", "Who is slow; last ties speed to data", "last", SPEEDS)] = (
+        None
+    )
+    fixed: Annotated[float | None, _option(SCENARIO, "X", "Time added to every task of everybody", 0.0)] = None
+    trace: Annotated[
+        str | None, _option(SCENARIO, "FILE", "CSV (client,duration) in place of law, delay and spread")
+    ] = None
+    concurrency: Annotated[int | None, _option(SCENARIO, "N", "Clients at work at once", "all")] = None
+    dropout: Annotated[float | None, _option(SCENARIO, "X", "Fraction of clients that leave ...", 0.0)] = None
+    dropout_at: Annotated[float | None, _option(SCENARIO, "X", "... at this fraction of the budget ...", 0.5)] = None
+    rejoin_at: Annotated[float | None, _option(SCENARIO, "X", "... and come back at this one", "never")] = None
+
+    def build(self) -> Scenario:
+        """The default comparison's scenario, with what was given in place of it."""
+        from acefl.studies.spec import DEFAULT_SCENARIO
+
+        base = dataclasses.replace(DEFAULT_SCENARIO, delay=1.0, spread=1.0) if self.trace else DEFAULT_SCENARIO
+        return dataclasses.replace(base, **_given(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class StopOptions:
+    """The fields of `acefl.Stop`: when a run ends, whichever limit comes first."""
+
+    arrivals: Annotated[
+        int | None, _option(BUDGET, "N", "End after so many accepted uploads", "10000, if no limit is given")
+    ] = None
+    steps: Annotated[int | None, _option(BUDGET, "N", "End after so many server steps")] = None
+    time: Annotated[float | None, _option(BUDGET, "X", "End after so much virtual time")] = None
+
+    def build(self) -> Stop:
+        """The limits that were given, or the default comparison's."""
+        from acefl.core.stop import Stop
+        from acefl.studies.spec import DEFAULT_STOP
+
+        given = _given(self)
+        return Stop(**given) if given else DEFAULT_STOP
+
+
+def check_rate(lr: float | None) -> float | None:
+    """Before anything is loaded or run, since every method needs it."""
+    require(lr is None or 0 < lr < float("inf"), f"lr is {lr}; allowed: a finite number above 0")
+    return lr
+
+
+def check_seed(seed: int) -> int:
+    """What both torch and scikit-learn take for a seed."""
+    require(0 <= seed < 2**32, f"seed is {seed}; allowed: from 0 to {2**32 - 1}")
+    return seed
+
+
+Methods = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method",
+        "--rule",
+        metavar="NAME",
+        help=f"One of {', '.join(METHODS)}, or your own as mypkg.mymodule:MyRule, with settings as in 'ACED(tau=300)'; "
+        "again for each "
+        "[dim]\\[the paper's six][/dim]",
+        show_default=False,
+    ),
+]
+OneMethod = Annotated[
+    str,
+    typer.Option(
+        "--method",
+        "--rule",
+        metavar="NAME",
+        help=f"One of {', '.join(METHODS)}, or your own as mypkg.mymodule:MyRule, with settings as in 'ACED(tau=300)'",
+        autocompletion=lambda: list(METHODS),
+    ),
+]
+Seeds = Annotated[
+    str,
+    typer.Option(metavar="N", help="How many seeds (3 is 0, 1 and 2), or which, as in 4,7", rich_help_panel=BUDGET),
+]
+Seed = Annotated[
+    int,
+    typer.Option(
+        metavar="N", help="Of data split, schedule and minibatches", callback=check_seed, rich_help_panel=BUDGET
+    ),
+]
+Evaluations = Annotated[int, typer.Option(metavar="N", min=1, help="Points per curve", rich_help_panel=BUDGET)]
+RateCentre = Annotated[
+    float,
+    typer.Option(metavar="X", help="Middle of the first five rates tried", callback=check_rate, rich_help_panel=RATE),
+]
+ServerOptimizer = Annotated[
+    str | None,
+    _option(RATE, "NAME", f"How the server steps: {', '.join(OPTIMIZERS)}, settings as in 'Adam(beta2=0.9)'", "SGD"),
+]
+RateSchedule = Annotated[
+    str | None,
+    _option(
+        RATE,
+        "NAME",
+        f"How the rate changes: {', '.join(SCHEDULES)}, settings as in 'Cosine(warmup=0.1)'",
+        "Constant",
+    ),
+]
+Workers = Annotated[int | None, _option(OUTPUT, "N", "Processes at work at once", "one per core, at most 8")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else", rich_help_panel=OUTPUT)
+]
+
+
+def parse_methods(names: list[str] | None) -> list[Method]:
+    """The methods a person named, or the paper's."""
+    from acefl.rules import parse
+    from acefl.studies.spec import PAPER_METHODS
+
+    return [parse(name) for name in names] if names else list(PAPER_METHODS)
+
+
+def parse_step(optimizer: str | None, schedule: str | None) -> dict[str, Any]:
+    """The optimizer and the schedule a person named, as arguments of `simulate` and `compare`."""
+    from acefl.core import optimizers, schedules
+
+    return {
+        "optimizer": optimizers.parse(optimizer) if optimizer is not None else None,
+        "schedule": schedules.parse(schedule) if schedule is not None else None,
+    }
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`3` is the first three seeds; `4,7` are these two; `4,` is this one."""
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        numbers = []
+    if not numbers or (len(numbers) == 1 and "," not in text and numbers[0] < 1):
+        raise InvalidInput(f"seeds is {text!r}; allowed: how many, such as 3, or which, such as 4,7")
+    if "," in text:
+        return [check_seed(number) for number in numbers]
+    if numbers[0] > MOST_SEEDS:
+        raise InvalidInput(f"seeds is {text!r}; allowed: at most {MOST_SEEDS:,} of them")
+    return list(range(numbers[0]))
+
+
+def written(context: typer.Context, names: Iterable[str] | None = None, *, beside: Collection[str] = ()) -> list[str]:
+    """The options that the command line gives, among these names (None: all) and beside those, as they are written."""
+    # The source is an enum of click's or, since typer 0.26, of typer's own copy: only its names are the same.
+    sources = {name: context.get_parameter_source(name) for name in names or context.params if name not in beside}
+    return ["--" + name.replace("_", "-") for name, source in sources.items() if source and source.name != "DEFAULT"]
+
+
+def _given(options: Any) -> dict[str, Any]:
+    return {name: value for name, value in dataclasses.asdict(options).items() if value is not None}

@@ -1,0 +1,64 @@
+"""What a person asked for, checked as a whole and foretold before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from acefl.cli.options import ScenarioOptions, StopOptions, TaskOptions
+
+if TYPE_CHECKING:
+    from acefl.core.rule import Method
+    from acefl.core.stop import Stop
+    from acefl.fleets.scenario import Scenario
+    from acefl.tasks import Task
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A task, a scenario and a budget that fit each other."""
+
+    settings: dict[str, Any]  # of the task, for `acefl.studies`
+    task: Task  # the same, built for one of the seeds
+    scenario: Scenario
+    stop: Stop
+    expectation: list[str]  # the staleness to expect
+    warnings: list[str]  # settings that cannot matter
+
+
+def prepare(
+    task: TaskOptions, scenario: ScenarioOptions, stop: StopOptions, rules: Sequence[Method], seed: int
+) -> Prepared:
+    """Build everything that can be wrong, so that what is wrong is said before work begins.
+
+    From here on torch uses one thread, as in the workers of a comparison: `acefl run` then gives the same bits as
+    `acefl compare`, and these models are too small to gain from more.
+    """
+    import torch
+
+    from acefl.fleets.scenario import read_trace
+    from acefl.tasks.sources import build_task
+
+    torch.set_num_threads(1)
+    budget, setting, settings = stop.build(), scenario.build(), task.build()
+    built = build_task(settings, seed)
+    setting.check(built.clients)
+    if setting.trace is not None:
+        read_trace(setting.trace, built.clients)
+    expectation = _expectation(setting, built.clients, rules)
+    return Prepared(settings, built, setting, budget, expectation, setting.warnings(by_time=budget.time is not None))
+
+
+def _expectation(scenario: Scenario, clients: int, rules: Sequence[Method]) -> list[str]:
+    """One sentence, or one per group of methods that step after different numbers of arrivals."""
+    from acefl.rules import label
+    from acefl.studies.rehearsal import expectation
+
+    groups: dict[str, list[str]] = {}
+    for rule in rules:
+        foretold = expectation(rule, scenario, clients)
+        groups.setdefault(foretold, []).append(label(rule))
+    if len(groups) == 1:
+        return list(groups)
+    return [f"{sentence}: {', '.join(names)}" for sentence, names in groups.items()]

@@ -1,0 +1,89 @@
+"""`acefl replay`: what other methods would have done with a recorded run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from acefl.cli import options
+from acefl.cli.flatten import with_options
+
+if TYPE_CHECKING:
+    from acefl.tasks.base import Task
+
+
+@with_options
+def replay(
+    context: typer.Context,
+    directory: Annotated[Path, typer.Argument(metavar="RUN")],
+    task: options.TaskOptions,
+    method: Annotated[
+        list[str],
+        typer.Option(
+            "--method",
+            "--rule",
+            metavar="NAME",
+            help=f"One of {', '.join(options.METHODS)}, or your own as mypkg.mymodule:MyRule, with settings as in "
+            "'ACED(tau=50)'; again for each",
+        ),
+    ],
+    lr: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="The server's learning rate [dim]\\[the run's][/dim]",
+            callback=options.check_rate,
+            rich_help_panel=options.RATE,
+            show_default=False,
+        ),
+    ] = None,
+    evaluations: options.Evaluations = 50,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR",
+            help="Where to write the replays and their report; replaces an earlier record",
+            rich_help_panel=options.OUTPUT,
+        ),
+    ] = Path("acefl-replay"),
+    json: options.Json = False,
+) -> None:
+    """Replay a recorded run with other methods.
+
+    RUN is a run directory: of a simulation, of Ray, or of a Flower federation.
+    Clients get and send models exactly when they did there; what they learn is
+    computed anew, on the run's own task, or on a stand-in named with --task (the
+    data of a real federation never was on the server).
+
+    Examples:
+      acefl replay runs/fedbuff --method ACE --method 'ACED(tau=50)'
+      acefl replay federation --task digits --method 'ACED(tau=50)' --lr 0.25
+    """
+    from acefl import report as page
+    from acefl.cli import show
+    from acefl.core.files import check_replaceable
+    from acefl.runs import record
+    from acefl.studies.replay import compare
+
+    check_replaceable(out)
+    recorded = record.load(directory)
+    stand_in = _stand_in(task, recorded) if options.written(context, vars(task)) else None
+    rules = options.parse_methods(method)
+    compare(directory, rules, out=out, lr=lr, task=stand_in, evaluations=evaluations)
+    table = page.summary_table(out)
+    if json:
+        result: dict[str, Any] = {"run": directory, "directory": out, "report": out / "report.html"}
+        show.print_json(result | {"summary": table.to_dict("records")})
+    else:
+        show.print_summary(table)
+        show.path("report", out / "report.html")
+
+
+def _stand_in(task: options.TaskOptions, recorded: Any) -> Task:
+    """The task that was named, with as many clients as the run had."""
+    from acefl.tasks.sources import build_task
+
+    settings = {**task.build(), "clients": len(recorded.participation)}
+    return build_task(settings, int(recorded.config["seed"]))

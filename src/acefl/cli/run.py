@@ -1,0 +1,224 @@
+"""`acefl run`: one method, one seed."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from acefl.cli import options
+from acefl.cli.flatten import with_options
+from acefl.core.errors import Interrupted, InvalidInput, require
+
+if TYPE_CHECKING:
+    from acefl.runs.record import Run
+
+
+@with_options
+def run(
+    context: typer.Context,
+    task: options.TaskOptions,
+    scenario: options.ScenarioOptions,
+    stop: options.StopOptions,
+    lr: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="The server's learning rate; acefl tune finds one",
+            callback=options.check_rate,
+            rich_help_panel=options.RATE,
+            show_default=False,
+        ),
+    ] = None,
+    optimizer: options.ServerOptimizer = None,
+    schedule: options.RateSchedule = None,
+    method: options.OneMethod = "ACE",
+    seed: options.Seed = 0,
+    evaluations: options.Evaluations = 50,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where to write the run and its report; replaces an earlier record",
+            rich_help_panel=options.OUTPUT,
+        ),
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Save the state in --out after every N uploads, so that a killed run can be resumed",
+            rich_help_panel=options.OUTPUT,
+            show_default=False,
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Go on with the interrupted run in DIR, whose settings are recorded there",
+            rich_help_panel=options.OUTPUT,
+            show_default=False,
+        ),
+    ] = None,
+    fleet: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Who does the work: clients in virtual time, or Ray actors in real time (simulated, ray)",
+            rich_help_panel=options.FLEET,
+            **options.one_of(("simulated", "ray")),
+        ),
+    ] = "simulated",
+    actors: Annotated[
+        int, typer.Option(metavar="N", min=1, help="ray: how many actors", rich_help_panel=options.FLEET)
+    ] = 4,
+    together: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="ray: how many of an actor's clients work on one model in one call; more pays for small models",
+            rich_help_panel=options.FLEET,
+        ),
+    ] = 1,
+    gpus: Annotated[
+        float, typer.Option(metavar="X", min=0.0, help="ray: GPUs per actor", rich_help_panel=options.FLEET)
+    ] = 0.0,
+    ray: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="ray: the cluster, or local for this machine", rich_help_panel=options.FLEET
+        ),
+    ] = "local",
+    json: options.Json = False,
+) -> None:
+    """Run one method on one seed, with a learning rate of your choice.
+
+    Prints how it ended; with --out also writes the run and its report.
+
+    Examples:
+      acefl run --lr 0.25
+      acefl run --method 'FedBuff(buffer=5)' --lr 0.5 --seed 7 --out runs/fedbuff
+      acefl run --method ASGD --lr 0.1 --optimizer Momentum --schedule Cosine
+      acefl run --task quadratic --dim 20 --lr 0.1 --time 500 --json
+      acefl run --lr 0.25 --out runs/long --checkpoint-every 1000
+      acefl run --resume runs/long
+      acefl run --method mypkg.mymodule:MyRule --lr 0.1
+      acefl run --fleet ray --actors 4 --lr 0.25 --arrivals 20000
+    """
+    from acefl import Every, report, simulate
+    from acefl import resume as go_on
+    from acefl.cli import on_ray, show
+    from acefl.cli.prepare import prepare
+    from acefl.core.files import atomic_directory, check_replaceable
+
+    folder: Path | None
+    foretold: dict[str, list[str]] = {}
+    with contextlib.ExitStack() as whole:
+        if resume is not None:
+            _refuse_settings_beside_resume(context, but="method" if options.is_own(method) else "")
+            own = options.parse_methods([method])[0] if options.is_own(method) else None
+            out = folder = resume
+            whole.enter_context(_telling_how_to_go_on(out))
+            with show.fraction_bar("resumed", quiet=json) as progress:
+                finished = go_on(resume, rule=own, progress=progress)
+        elif lr is None:
+            raise InvalidInput("Missing option '--lr' (see acefl run --help)")
+        elif fleet == "ray":
+            folder = None
+            finished = on_ray.train(
+                context,
+                task,
+                stop,
+                lr=lr,
+                method=method,
+                seed=seed,
+                evaluations=evaluations,
+                out=out,
+                checkpoint_every=checkpoint_every,
+                actors=actors,
+                together=together,
+                gpus=gpus,
+                address=ray,
+                quiet=json,
+                step=options.parse_step(optimizer, schedule),
+            )
+        else:
+            on_ray.refuse_ray_settings(context)
+            require(out is not None or checkpoint_every is None, "--checkpoint-every needs --out DIR to write to")
+            if out is not None:
+                check_replaceable(out)
+            [rule] = options.parse_methods([method])
+            step = options.parse_step(optimizer, schedule)
+            ready = prepare(task, scenario, stop, [rule], seed)
+            foretold = {"expectation": ready.expectation, "warnings": ready.warnings}
+            folder = out
+            if out is not None and checkpoint_every is None:
+                folder = whole.enter_context(atomic_directory(out))
+            elif out is not None:
+                whole.enter_context(_telling_how_to_go_on(out))
+            if not json:
+                show.foretell(ready)
+            with show.fraction_bar(method, quiet=json) as progress:
+                finished = simulate(
+                    ready.task,
+                    rule,
+                    lr=lr,
+                    scenario=ready.scenario,
+                    stop=ready.stop,
+                    seed=seed,
+                    out=folder,
+                    evaluations=evaluations,
+                    progress=progress,
+                    checkpoint=Every(arrivals=checkpoint_every) if checkpoint_every else None,
+                    **step,
+                )
+        if folder is not None:
+            report.build(folder)
+    if json:
+        result = {**finished.config, **finished.summary, "participation": finished.participation, **foretold}
+        if out is not None:
+            result |= {"directory": out, "report": out / "report.html"}
+        show.print_json(result)
+        return
+    show.console().print(_final(finished))
+    if finished.diverged:
+        show.warn("the model diverged and the run ended early: try a smaller --lr")
+    elif "ended" in finished.config:
+        show.warn(f"the run ended early: {finished.config['ended']}")
+    if out is not None:
+        show.path("report", out / "report.html")
+
+
+def _refuse_settings_beside_resume(context: typer.Context, but: str) -> None:
+    """A setting that would be ignored is a mistake. A method of one's own has to be named: records import nothing."""
+    for option in options.written(context, beside=("resume", "json", but)):
+        raise InvalidInput(f"{option} is given beside --resume, which takes all settings from the record")
+
+
+@contextlib.contextmanager
+def _telling_how_to_go_on(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; go on with: acefl run --resume {shlex.quote(str(out))}") from None
+
+
+def _final(run: Run) -> Table:
+    """The last evaluation and what it took, a number per line."""
+    from acefl.cli import show
+    from acefl.report import metrics
+
+    rows = {m.heading: m.write(run.final[m.key]) for m in metrics.EVERY if m.key in run.final}
+    clock = "seconds" if run.config["scenario"]["clock"] == "wall" else "virtual time"
+    rows |= {"server steps": f"{run.steps:,}", "uploads": f"{len(run.events):,}", clock: f"{run.time:,.0f}"}
+    rows |= {f"refused: {reason}": f"{count:,}" for reason, count in run.refused.items()}
+    rows |= {"took": f"{run.wall_seconds:.1f} s"}
+    return show.pairs(rows, justify="right")

@@ -1,0 +1,122 @@
+"""`acefl tune`: successive halving over a learning rate, and tau or buffer, for one method."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from acefl.cli import options
+from acefl.cli.flatten import with_options
+
+if TYPE_CHECKING:
+    from acefl.studies.tune import Tuning
+
+
+@with_options
+def tune(
+    task: options.TaskOptions,
+    scenario: options.ScenarioOptions,
+    stop: options.StopOptions,
+    method: options.OneMethod = "ACE",
+    budget: Annotated[
+        float, typer.Option(metavar="N", help="How many whole runs it may cost", rich_help_panel=options.BUDGET)
+    ] = 12.0,
+    lr_centre: Annotated[
+        float,
+        typer.Option(
+            metavar="X",
+            help="Rates are looked for a factor of 128 either way",
+            callback=options.check_rate,
+            rich_help_panel=options.RATE,
+        ),
+    ] = 0.25,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write it there; a search there that was stopped goes on",
+            rich_help_panel=options.OUTPUT,
+        ),
+    ] = None,
+    workers: options.Workers = None,
+    json: options.Json = False,
+) -> None:
+    """Find a learning rate for one method, and its tau or buffer.
+
+    Successive halving within a budget, on a seed that no result is reported on:
+    trials get a quarter of a run, the better half of them half a run, the better
+    half of these a whole one. A tau or buffer that you name stays as it is.
+
+    Examples:
+      acefl tune
+      acefl tune --method ACED --spread 10 --arrivals 5000
+      acefl tune --method 'ACED(tau=300)' --budget 20 --out tuning
+      acefl run --method ASGD --lr "$(acefl tune --method ASGD --json | jq .best)"
+    """
+    from acefl.cli import show
+    from acefl.cli.prepare import prepare
+    from acefl.rules import label
+    from acefl.studies.spec import TUNING_SEED
+    from acefl.studies.tune import search_ranges
+    from acefl.studies.tune import tune as search
+
+    [rule] = options.parse_methods([method])
+    ready = prepare(task, scenario, stop, [rule], TUNING_SEED)
+    searched = search_ranges(rule, ready.task.clients)
+    with show.job_bar(quiet=json, ready=ready) as progress:
+        found = search(
+            ready.settings,
+            rule,
+            scenario=ready.scenario,
+            stop=ready.stop,
+            over=[name for name in searched if name != "lr" and f"{name}=" not in method.replace(" ", "")],
+            budget=budget,
+            lr_centre=lr_centre,
+            out=out,
+            workers=workers,
+            progress=progress,
+        )
+    best = found.lr if math.isfinite(found.best.score) else None
+    if json:
+        result: dict[str, Any] = {"method": label(found.rule), "task": ready.settings, "objective": found.objective}
+        spent = {"runs": found.budget, "spent": found.spent, "arrivals": found.arrivals}
+        result |= {"best": best, "settings": found.best.settings, "budget": spent, "directory": out}
+        result |= {
+            "trials": [{**one.settings, "share": one.quarters / 4, **_scored(found, one)} for one in found.trials]
+        }
+        show.print_json(result | {"expectation": ready.expectation, "warnings": ready.warnings})
+    else:
+        show.console().print(_trials(found, best))
+        show.console().print(found.cost)
+        if out is not None:
+            show.path("report", out / "report.html")
+    if best is None:
+        rates = sorted(trial.settings["lr"] for trial in found.trials)
+        show.warn(f"every rate from {rates[0]:.3g} to {rates[-1]:.3g} diverged: try a smaller --lr-centre")
+        raise typer.Exit(1)
+
+
+def _scored(found: Tuning, trial: Any) -> dict[str, float]:
+    return {found.objective: trial.score, "arrivals": trial.arrivals}
+
+
+def _trials(found: Tuning, best: float | None) -> Table:
+    from acefl.report import metrics
+
+    metric = metrics.by_key(found.objective)
+    names = list(found.best.settings)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in (*names, "of a run", metric.heading, ""):
+        table.add_column(heading, justify="right" if heading else "left")
+    for trial in sorted(found.trials, key=lambda one: (one.settings["lr"], one.quarters)):
+        written = metric.write(trial.score) if math.isfinite(trial.score) else "diverged"
+        style, mark = ("bold", "best") if best is not None and trial == found.best else ("", "")
+        share = {1: "1/4", 2: "1/2", 4: "all"}[trial.quarters]
+        cells = [*(f"{trial.settings[name]:.6g}" for name in names), share, written, mark]
+        table.add_row(*[Text(cell, style=style) for cell in cells])
+    return table

@@ -1,0 +1,101 @@
+"""The table's kernels for long vectors on a CPU: numba's loops, shared among threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from acefl.core.kernels import loops
+from acefl.core.kernels.layout import GROUP, NO_DRAWS, Key, Layout, Row, Sum
+from acefl.core.kernels.reference import Array, Reference
+from acefl.core.types import Vector
+
+NOTHING: Array = np.empty(0, np.float32)
+ALONE = 16 * loops.BITE  # with fewer groups than this, waking a second thread costs more than it saves
+
+
+class Compiled(Reference):
+    """One pass over memory for sums of integers; sums of other kinds are left to plain numpy."""
+
+    name = "numba"
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout)
+        encoding = layout.encoding
+        codes = GROUP * encoding.bits // 8 // encoding.dtype.itemsize
+        self._shape = codes, GROUP // encoding.block if encoding.largest else 0  # codes and scales of a group
+
+    def exchange(self, row: Row, new: Vector, into: Sum, scale: float, key: Key) -> None:
+        if into.exponents is None:
+            super().exchange(row, new, into, scale, key)
+        else:
+            self._pass(row, into, scale, new=new.numpy(), key=key)
+
+    def exchange_and_step(
+        self, row: Row, new: Vector, into: Sum, scale: float, key: Key, model: Vector, rate: float
+    ) -> None:
+        if into.exponents is None:
+            super().exchange_and_step(row, new, into, scale, key, model, rate)
+        else:
+            self._pass(row, into, scale, new=new.numpy(), key=key, model=model.numpy(), rate=rate)
+
+    def add(self, row: Row, into: Sum, scale: float) -> None:
+        if into.exponents is None:
+            super().add(row, into, scale)
+        else:
+            self._pass(row, into, scale)
+
+    def _pass(
+        self,
+        row: Row,
+        into: Sum,
+        scale: float,
+        new: Array = NOTHING,
+        key: Key = NO_DRAWS,
+        model: Array = NOTHING,
+        rate: float = 0.0,
+    ) -> None:
+        sums = into.total, into.exponents, np.float32(scale)
+        draws = np.uint32(key.first), np.uint32(key.second)
+        step = model, np.float32(-rate)
+        _share(loops.exchange, into.exponents.size, row.codes, row.scales, new, *sums, *draws, *step, *self._shape)
+
+
+def read(of: Sum, value: Vector) -> None:
+    """Write a sum of integers as float32."""
+    _share(loops.read, of.exponents.size, of.total, of.exponents, value.numpy())
+
+
+def is_finite(vector: Vector) -> bool:
+    """Whether every entry of a float32 vector is; torch's reduction would leave its threads spinning for a while."""
+    return not _share(loops.look, vector.numel() // GROUP, vector.numpy())
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="acefl-kernel")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # a fork inherits a pool, but none of its threads
+
+
+def _share(loop: Callable[..., None], groups: int, *arguments: Any) -> int:
+    """Run a loop on as many threads as torch uses. Each takes the next bite until none is left; what they counted.
+
+    Our own threads, because numba's either die when two servers of one process call them at once, or need a second
+    OpenMP runtime beside torch's.
+    """
+    bites = np.zeros(2, np.int64)
+    helpers = torch.get_num_threads() - 1 if groups >= ALONE else 0
+    tasks = [_pool(helpers).submit(loop, *arguments, bites) for _ in range(helpers)]
+    loop(*arguments, bites)
+    for task in tasks:
+        if not task.cancel():
+            task.result()
+    return int(bites[1])

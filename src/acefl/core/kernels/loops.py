@@ -1,0 +1,407 @@
+"""The inner loops of `cpu`, compiled by numba, bit for bit what `reference` computes.
+
+What makes them fast: several short loops over one group, which stays in the first-level cache, rather than a long one
+that does everything; integers held to 32 bits by explicit casts (numba widens them, and then half the vector lanes are
+lost); maxima taken of bit patterns, because a float maximum does not vectorise.
+"""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call,call-arg"
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, overload
+
+from acefl.core.kernels.layout import ENCODINGS, GROUP, TINY
+
+F, S, U = np.float32, np.int32, np.uint32  # float, signed, unsigned
+INFINITE = S(0x7F800000)  # bits of infinity; what is no number has more
+BITE = 32  # groups a thread takes at a time
+HALF16 = ENCODINGS["bf16"].block // 2
+INT8, INT4 = ENCODINGS["int8"], ENCODINGS["int4"]
+BLOCK8, HALF8, STEP8, LARGEST8 = INT8.block, INT8.block // 2, F(INT8.step), F(INT8.largest)
+BLOCK4, HALF4, STEP4, LARGEST4 = INT4.block, INT4.block // 2, F(INT4.step), F(INT4.largest)
+
+jit = numba.njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")
+inlined = numba.njit(inline="always")  # into numba's own code, where it sees that slices need not be counted
+
+
+# Four operations that Python has no word for.
+
+
+@intrinsic
+def take(typing, counter):
+    """The counter's number, which is raised by one, in one atomic step."""
+
+    def generate(context, builder, signature, arguments):
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        return builder.atomic_rmw("add", array.data, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return types.int64(counter), generate
+
+
+@intrinsic
+def bits(typing, x):
+    """A float32's bit pattern."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.uint32(types.float32), generate
+
+
+@intrinsic
+def as_float(typing, pattern):
+    """The float32 of a bit pattern."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.uint32), generate
+
+
+@intrinsic
+def nearest(typing, x):
+    """The nearest whole number, halves to even, still as a float."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.call(builder.module.declare_intrinsic("llvm.rint", [ir.FloatType()]), arguments)
+
+    return types.float32(types.float32), generate
+
+
+@intrinsic
+def fused(typing, a, b, c):
+    """a * b + c, rounded once: how torch computes `c.add_(b, alpha=a)`."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.fma(*arguments)
+
+    return types.float32(types.float32, types.float32, types.float32), generate
+
+
+# Sums.
+
+
+@jit
+def power(exponent):
+    return as_float(U(U(exponent + 127) << U(23)))
+
+
+@jit
+def size_of(x):
+    """The absolute value, as a bit pattern."""
+    return S(bits(x) & U(0x7FFFFFFF))
+
+
+@inlined
+def largest_of(x, y):
+    top = S(0)
+    for i in range(GROUP):
+        top = max(top, max(size_of(x[i]), size_of(y[i])))
+    return as_float(U(top))
+
+
+@inlined
+def fold(fresh, old, bound, total, exponent, scale):
+    """Add scale * (fresh - old), no number of which is beyond the bound, to a group's sum; its exponent after that."""
+    needed = S(bits(bound * abs(scale)) >> U(23)) - (127 + 27)
+    if needed > exponent:
+        rise = S(min(needed - exponent, 30))
+        half = S(S(1) << S(rise - 1))
+        for i in range(GROUP):
+            total[i] = S(S(total[i] + half) >> rise)
+        exponent = needed
+    factor = F(scale * power(-exponent))
+    high = S(0)
+    for i in range(GROUP):
+        count = S(S(total[i] + S(nearest(fresh[i] * factor))) - S(nearest(old[i] * factor)))
+        total[i] = count
+        high = max(high, S(abs(count)))
+    if high >= 1 << 30:
+        for i in range(GROUP):
+            total[i] = S(S(total[i] + S(1)) >> S(1))
+        exponent += 1
+    return exponent
+
+
+@inlined
+def step(total, exponent, model, rate):
+    unit = power(exponent)
+    for i in range(GROUP):
+        model[i] = fused(rate, F(total[i]) * unit, model[i])
+
+
+# Encodings: `encode` stores a group and gives what was stored before and after, `decode` reads one. Both return a bound
+# on the numbers they give: from the scales where there are any, which saves looking at every number.
+
+
+@jit
+def draw(counter, second):
+    """32 random bits, a function of the counter and the key."""
+    x = U(counter ^ U(counter >> U(16)))
+    x = U(x * U(0x7FEB352D))
+    x = U(x ^ U(x >> U(15)))
+    x = U(x + second)
+    x = U(x * U(0x846CA68B))
+    return U(x ^ U(x >> U(16)))
+
+
+@jit
+def from_bf16(pattern):
+    return as_float(U(U(pattern) << U(16)))
+
+
+@inlined
+def block_scale(x, size, step):
+    """The bits of the bfloat16 scale of a block."""
+    top = S(0)
+    for i in range(size):
+        top = max(top, size_of(x[i]))
+    pattern = U(U(bits(as_float(U(top)) * step) + U(0xFFFF)) >> U(16))
+    return pattern if top >= TINY else U(0)
+
+
+@jit
+def code(x, inverse, draw16):
+    return S(S(S(x * inverse) + S(draw16)) >> S(16))
+
+
+@jit
+def nibble(four_bits):
+    return S(S(four_bits ^ S(8)) - S(8))
+
+
+def encode_bf16(codes, scales, x, fresh, old, counter, second):
+    for i in range(GROUP):
+        old[i] = from_bf16(codes[i])
+    for begin in range(0, GROUP, 2 * HALF16):
+        numbers, now = x[begin : begin + 2 * HALF16], fresh[begin : begin + 2 * HALF16]
+        base = U(counter + U(begin // 2))
+        for i in range(HALF16):
+            random = draw(U(base + U(i)), second)
+            now[i] = as_float(U(U(bits(numbers[i]) + U(random & U(0xFFFF))) & U(0xFFFF0000)))
+            now[i + HALF16] = as_float(U(U(bits(numbers[i + HALF16]) + U(random >> U(16))) & U(0xFFFF0000)))
+    for i in range(GROUP):
+        codes[i] = np.int16(U(bits(fresh[i]) >> U(16)))
+    return largest_of(fresh, old)
+
+
+def decode_bf16(codes, scales, fresh):
+    for i in range(GROUP):
+        fresh[i] = from_bf16(codes[i])
+    return largest_of(fresh, fresh)
+
+
+def encode_int8(codes, scales, x, fresh, old, counter, second):
+    widest = F(0)
+    for block in range(GROUP // BLOCK8):
+        begin, end = block * BLOCK8, (block + 1) * BLOCK8
+        numbers, stored, was, now = x[begin:end], codes[begin:end], old[begin:end], fresh[begin:end]
+        pattern = block_scale(numbers, BLOCK8, STEP8)
+        before, after = from_bf16(scales[block]), from_bf16(pattern)
+        scales[block] = np.int16(pattern)
+        widest = max(widest, max(before, after))
+        inverse = F(65536) / after if after > 0 else F(0)
+        base = U(counter + U(block * HALF8))
+        for i in range(HALF8):
+            random = draw(U(base + U(i)), second)
+            a = code(numbers[i], inverse, U(random & U(0xFFFF)))
+            b = code(numbers[i + HALF8], inverse, U(random >> U(16)))
+            was[i], was[i + HALF8] = F(stored[i]) * before, F(stored[i + HALF8]) * before
+            stored[i], stored[i + HALF8] = a, b
+            now[i], now[i + HALF8] = F(a) * after, F(b) * after
+    return widest * LARGEST8
+
+
+def decode_int8(codes, scales, fresh):
+    widest = F(0)
+    for block in range(GROUP // BLOCK8):
+        scale = from_bf16(scales[block])
+        widest = max(widest, scale)
+        stored, now = codes[block * BLOCK8 : (block + 1) * BLOCK8], fresh[block * BLOCK8 : (block + 1) * BLOCK8]
+        for i in range(BLOCK8):
+            now[i] = F(stored[i]) * scale
+    return widest * LARGEST8
+
+
+def encode_int4(codes, scales, x, fresh, old, counter, second):
+    widest = F(0)
+    for block in range(GROUP // BLOCK4):
+        begin, end = block * BLOCK4, (block + 1) * BLOCK4
+        numbers, was, now = x[begin:end], old[begin:end], fresh[begin:end]
+        stored = codes[block * HALF4 : (block + 1) * HALF4]
+        pattern = block_scale(numbers, BLOCK4, STEP4)
+        before, after = from_bf16(scales[block]), from_bf16(pattern)
+        scales[block] = np.int16(pattern)
+        widest = max(widest, max(before, after))
+        inverse = F(65536) / after if after > 0 else F(0)
+        base = U(counter + U(block * HALF4))
+        for i in range(HALF4):
+            random = draw(U(base + U(i)), second)
+            a = code(numbers[i], inverse, U(random & U(0xFFFF)))
+            b = code(numbers[i + HALF4], inverse, U(random >> U(16)))
+            both = S(stored[i])
+            was[i], was[i + HALF4] = F(nibble(S(both & S(15)))) * before, F(nibble(S(both >> S(4)))) * before
+            stored[i] = np.uint8(S(a & S(15)) | S(S(b & S(15)) << S(4)))
+            now[i], now[i + HALF4] = F(a) * after, F(b) * after
+    return widest * LARGEST4
+
+
+def decode_int4(codes, scales, fresh):
+    widest = F(0)
+    for block in range(GROUP // BLOCK4):
+        scale = from_bf16(scales[block])
+        widest = max(widest, scale)
+        stored, now = codes[block * HALF4 : (block + 1) * HALF4], fresh[block * BLOCK4 : (block + 1) * BLOCK4]
+        for i in range(HALF4):
+            both = S(stored[i])
+            now[i] = F(nibble(S(both & S(15)))) * scale
+            now[i + HALF4] = F(nibble(S(both >> S(4)))) * scale
+    return widest * LARGEST4
+
+
+def exchange_lossy(codes, scales, x, fresh, old, counter, second, total, exponent, scale):
+    bound = encode(codes, scales, x, fresh, old, counter, second)
+    return fold(fresh, old, bound, total, exponent, scale)
+
+
+def exchange_fp32(codes, scales, x, fresh, old, counter, second, total, exponent, scale):
+    exponent = fold(x, codes, largest_of(x, codes), total, exponent, scale)
+    for i in range(GROUP):
+        codes[i] = x[i]
+    return exponent
+
+
+def add_lossy(codes, scales, fresh, nothing, total, exponent, scale):
+    bound = decode(codes, scales, fresh)
+    return fold(fresh, nothing, bound, total, exponent, scale)
+
+
+def add_fp32(codes, scales, fresh, nothing, total, exponent, scale):
+    return fold(codes, nothing, largest_of(codes, codes), total, exponent, scale)
+
+
+# The type of a row's codes decides which of these runs; numba asks when it compiles.
+
+
+def encode(codes, scales, x, fresh, old, counter, second): ...
+
+
+def decode(codes, scales, fresh): ...
+
+
+def exchange_group(codes, scales, x, fresh, old, counter, second, total, exponent, scale): ...
+
+
+def add_group(codes, scales, fresh, nothing, total, exponent, scale): ...
+
+
+@overload(encode, inline="always")
+def choose_encode(codes, scales, x, fresh, old, counter, second):
+    return {types.int16: encode_bf16, types.int8: encode_int8, types.uint8: encode_int4}[codes.dtype]
+
+
+@overload(decode, inline="always")
+def choose_decode(codes, scales, fresh):
+    return {types.int16: decode_bf16, types.int8: decode_int8, types.uint8: decode_int4}[codes.dtype]
+
+
+@overload(exchange_group, inline="always")
+def choose_exchange(codes, scales, x, fresh, old, counter, second, total, exponent, scale):
+    return exchange_fp32 if codes.dtype == types.float32 else exchange_lossy
+
+
+@overload(add_group, inline="always")
+def choose_add(codes, scales, fresh, nothing, total, exponent, scale):
+    return add_fp32 if codes.dtype == types.float32 else add_lossy
+
+
+# Whole vectors.
+
+
+@jit
+def whole_groups(codes, scales, new, total, exponents, scale, first, second, model, rate, width, blocks, bites):
+    fresh, old = np.empty(GROUP, F), np.zeros(GROUP, F)
+    number = total.size // GROUP
+    while True:
+        begin = take(bites) * BITE
+        if begin >= number:
+            return
+        for group in range(begin, min(begin + BITE, number)):
+            low, high = group * GROUP, (group + 1) * GROUP
+            c, s = codes[group * width : (group + 1) * width], scales[group * blocks : (group + 1) * blocks]
+            t, exponent = total[low:high], exponents[group]
+            if new.size:
+                counter = U(first + U(group * (GROUP // 2)))
+                exponent = exchange_group(c, s, new[low:high], fresh, old, counter, second, t, exponent, scale)
+            else:
+                exponent = add_group(c, s, fresh, old, t, exponent, scale)
+            exponents[group] = exponent
+            if model.size:
+                step(t, exponent, model[low:high], rate)
+
+
+@jit
+def filled(x, begin, size):
+    """The numbers from `begin` on, and zeros up to a size; nothing where there are no numbers at all."""
+    copy = np.zeros(size if x.size else 0, x.dtype)
+    for i in range(begin, x.size):
+        copy[i - begin] = x[i]
+    return copy
+
+
+@jit
+def restore(x, begin, copy):
+    for i in range(begin, x.size):
+        x[i] = copy[i - begin]
+
+
+@jit
+def exchange(codes, scales, new, total, exponents, scale, first, second, model, rate, width, blocks, bites):
+    """Store new, add the change to the sum, then model += rate * sum. Without new, add the row; without model, stay.
+
+    A group has `width` codes and `blocks` scales. A short last group is worked on in a copy, by whoever comes first.
+    """
+    whole_groups(codes, scales, new, total, exponents, scale, first, second, model, rate, width, blocks, bites)
+    done = total.size // GROUP
+    if done == exponents.size or take(bites[1:]):
+        return
+    c, s = filled(codes, done * width, width), filled(scales, done * blocks, blocks)
+    x, t, m = filled(new, done * GROUP, GROUP), filled(total, done * GROUP, GROUP), filled(model, done * GROUP, GROUP)
+    counter, bite = U(first + U(done * (GROUP // 2))), np.zeros(1, np.int64)
+    whole_groups(c, s, x, t, exponents[done:], scale, counter, second, m, rate, width, blocks, bite)
+    restore(codes, done * width, c)
+    restore(scales, done * blocks, s)
+    restore(total, done * GROUP, t)
+    restore(model, done * GROUP, m)
+
+
+@jit
+def read(total, exponents, value, bites):
+    """Write the sum as float32."""
+    while True:
+        begin = take(bites) * BITE
+        if begin >= exponents.size:
+            return
+        for group in range(begin, min(begin + BITE, exponents.size)):
+            unit, high = power(exponents[group]), min((group + 1) * GROUP, total.size)
+            for i in range(group * GROUP, high):
+                value[i] = F(total[i]) * unit
+
+
+@jit
+def look(x, bites):
+    """Count in bites[1] the bites that hold an infinity or no number at all."""
+    while True:
+        begin = take(bites) * BITE * GROUP
+        if begin >= x.size:
+            return
+        top = S(0)
+        for i in range(begin, min(begin + BITE * GROUP, x.size)):
+            top = max(top, size_of(x[i]))
+        if top >= INFINITE:
+            take(bites[1:])

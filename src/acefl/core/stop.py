@@ -1,0 +1,42 @@
+"""When a run ends."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from acefl.core.errors import require
+from acefl.core.types import Step
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End after so many accepted arrivals, server steps, or units of time: whichever comes first.
+
+    Args:
+        arrivals: Accepted arrivals.
+        steps: Server steps.
+        time: Units of virtual time; seconds on a real fleet.
+    """
+
+    arrivals: int | None = None
+    steps: int | None = None
+    time: float | None = None
+
+    def __post_init__(self) -> None:
+        limits = {"arrivals": self.arrivals, "steps": self.steps, "time": self.time}
+        require(any(v is not None for v in limits.values()), "stop has no limit; allowed: arrivals, steps or time")
+        for name, value in limits.items():
+            if value is not None:
+                require(math.isfinite(value) and value > 0, f"stop {name} is {value}; allowed: above 0")
+
+    def progress(self, step: Step) -> float:
+        """How much of the budget is spent: 1 when the run is over."""
+        spent = 0.0
+        if self.arrivals is not None:
+            spent = step.arrivals / self.arrivals
+        if self.steps is not None:
+            spent = max(spent, step.version / self.steps)
+        if self.time is not None:
+            spent = max(spent, step.time / self.time)
+        return spent

@@ -1,0 +1,243 @@
+"""The leaderboard: the same cells whenever they are filled, read with care, and docs that agree with the record."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from experiments.leaderboard.publish import PACKAGE, PLACES, ROOT, filled
+
+from acefl import ACE, ASGD, FedAvg, FedBuff, InvalidInput, Stop, tasks
+from acefl import simulate as simulated
+from acefl.cli import main
+from acefl.paper import leaderboard
+from acefl.paper.leaderboard import SCENARIOS, TASKS, scenario_of, stop_of
+from acefl.report.standings import NOT_FOR_CITING, Board
+from acefl.rules import parse
+from acefl.tasks.sources import build_task
+
+BOTH = (ACE(), FedBuff())
+
+
+def small(out: Path, methods: Any = BOTH, **settings: Any) -> Board:
+    return Board.read(leaderboard.leaderboard(methods, out=out, only=True, quick=True, workers=1, **settings))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("board") / "one"
+    small(out)
+    return out
+
+
+def _numbers(directory: Path) -> list[dict[str, Any]]:
+    rows = json.loads((directory / "leaderboard.json").read_text())["rows"]
+    return sorted(({**row, "seconds": 0} for row in rows), key=lambda row: json.dumps(row))
+
+
+def test_every_cell_is_a_tuned_method_on_every_seed(made: Path) -> None:
+    board = Board.read(made)
+    assert len(board.content["rows"]) == len(TASKS) * len(SCENARIOS) * 2
+    for row in board.content["rows"]:
+        rule, scenario = parse(row["tuned"]), SCENARIOS[row["scenario"]]
+        built = build_task(board.content["tasks"][row["task"]], 1)
+        run = simulated(built, rule, lr=row["lr"], scenario=scenario, stop=Stop(arrivals=80), seed=1)
+        assert run.final[row["objective"]] == pytest.approx(row["finals"][row["objective"]][1], rel=1e-5)
+        assert row["tuning"]["runs"] <= board.content["budget"]
+    assert "core-minutes" in board.cost
+    assert "budget of 2 whole runs" in (made / "report.html").read_text()
+
+
+def test_a_board_goes_on_where_it_was_and_a_method_joins_at_its_own_cost(made: Path, tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(done: int, known: int, last: str) -> None:
+        if done == 5:
+            raise Killed
+
+    out = tmp_path / "board"
+    with pytest.raises(Killed):
+        small(out, progress=kill)
+    assert len(list((out / "cells").glob("*.json"))) == 5
+    heard: list[int] = []
+    small(out, progress=lambda done, known, last: heard.append(done))
+    assert heard[0] == 5
+    assert _numbers(out) == _numbers(made)
+    heard.clear()
+    joined = small(out, [ASGD()], progress=lambda done, known, last: heard.append(done))
+    assert joined.methods == ["ACE", "ASGD", "FedBuff"]
+    assert len(heard) == 1 + len(TASKS) * len(SCENARIOS)
+    with pytest.raises(InvalidInput, match="holds a leaderboard with other arrivals"):
+        leaderboard.leaderboard([ACE()], out=out, only=True, arrivals=7, workers=1)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    with pytest.raises(InvalidInput, match="holds no leaderboard"):
+        small(tmp_path / "mine")
+
+
+def test_rounds_get_the_virtual_time_in_which_the_others_arrive() -> None:
+    """Within a fifth: 2,000 arrivals of 20 clients, whose number in a given time varies by a few percent."""
+    task = tasks.quadratic(clients=20, dim=2, seed=0)
+    for name in ("equal", "spread", "dropout", "tick 5"):
+        scenario = SCENARIOS[name]
+        assert stop_of(ASGD(), scenario, 20, 2000) == Stop(arrivals=2000)
+        run = simulated(task, ASGD(), lr=1e-3, scenario=scenario, stop=Stop(arrivals=2000))
+        assert stop_of(FedAvg(), scenario, 20, 2000).time == pytest.approx(run.time, rel=0.2), name
+
+
+# --- reading a board --------------------------------------------------------------------------------------------------
+
+
+def board_of(
+    scores: dict[str, dict[str, list[float | None]]], key: str = "client_loss", task: str = "digits"
+) -> dict[str, Any]:
+    """Rows of a made-up board: scenario -> method -> final values."""
+    rows = [
+        {
+            "task": task,
+            "scenario": scenario,
+            "method": method,
+            "tuned": method,
+            "rule": {"table": "fp32"} if method in ("ACE", "ACED") else {},
+            "lr": 0.1 if method == "ASGD" else 0.4,
+            "finals": {key: values},
+            "tuning": {"arrivals": 1, "trials": 1, "runs": 1},
+        }
+        for scenario, methods in scores.items()
+        for method, values in methods.items()
+    ]
+    names = dict.fromkeys(scores)
+    return {"tasks": {"digits": {"clients": 10}}, "scenarios": names, "rows": rows, "seeds": [0], "arrivals": 1}
+
+
+def test_seeds_are_paired_so_that_a_small_steady_lead_counts() -> None:
+    wide = [1.0, 5.0, 9.0, 2.0, 7.0]
+    ahead, behind, unsteady = wide, [v + 1.5 + 0.01 * v for v in wide], [1.3, 4.9, 9.2, 1.9, 7.1]
+    column = Board(board_of({"equal": {"A": ahead, "B": behind, "C": unsteady, "D": [None] * 5}})).column(
+        "digits", "equal", "client_loss"
+    )
+    assert [s.method for s in column] == ["A", "C", "B", "D"]
+    assert [s.leads for s in column] == [True, True, False, False]
+    assert column[0].mean == pytest.approx(4.8)
+    assert "diverged" in Board(board_of({"equal": {"A": ahead, "D": [None] * 5}})).markdown("digits", "client_loss")
+
+
+def test_more_is_better_where_it_is_and_gaps_are_compared_in_orders_of_magnitude() -> None:
+    accuracy = Board(board_of({"equal": {"A": [0.8] * 5, "B": [0.9] * 5}}, key="accuracy"))
+    assert [s.method for s in accuracy.column("digits", "equal", "accuracy")] == ["B", "A"]
+    gaps = Board(board_of({"equal": {"A": [1e-4, 1e-2], "B": [1e-3, 1.1e-3]}}, key="gap"))
+    assert [round(s.mean, 6) for s in gaps.column("digits", "equal", "gap")] == [0.001, 0.001049]
+
+
+def test_a_quick_board_says_so_everywhere_and_the_recorded_one_is_none(made: Path) -> None:
+    assert json.loads((made / "leaderboard.json").read_text())["quick"] is True
+    assert (made / "report.html").read_text().count(NOT_FOR_CITING) >= 2  # title and headline
+    assert not Board.recorded().quick
+    with pytest.raises(InvalidInput, match="holds a leaderboard with other tasks"):
+        leaderboard.leaderboard(BOTH, out=made, only=True, arrivals=80, budget=2.0, seeds=(0, 1), workers=1)
+
+
+def test_cells_keep_what_the_starting_model_scores(made: Path) -> None:
+    for row in Board.read(made).content["rows"]:
+        assert set(row["starts"]) == set(row["finals"])
+        task = build_task(Board.read(made).content["tasks"][row["task"]], 1)
+        first = task.evaluate(task.initial()).metrics if row["task"] == "quadratic" else {"client_loss": math.log(10)}
+        for name in set(first) & set(row["starts"]):
+            assert row["starts"][name][1] == pytest.approx(first[name], rel=1e-4)
+
+
+def test_nothing_is_bold_that_has_learnt_nothing() -> None:
+    content = board_of({"equal": {"A": [2.3] * 5, "B": [9.0, 9.1, 9.2, 9.1, 9.0]}})
+    [first, _] = Board(content).column("digits", "equal", "client_loss")
+    assert (first.method, first.leads) == ("A", True)
+    for row in content["rows"]:
+        row["starts"] = {"client_loss": [2.3] * 5}
+    assert not any(one.leads for one in Board(content).column("digits", "equal", "client_loss"))
+    assert "**" not in Board(content).markdown("digits")
+    assert Board(content).why_bold.startswith("Nothing is bold")
+
+
+def test_of_the_recorded_board_nothing_is_bold_that_ended_no_better_than_it_began() -> None:
+    board = Board.recorded()
+    lost = next(one for one in board.column("digits", "dropout", "client_loss") if one.method == "FedAsync")
+    assert max(lost.row["finals"]["client_loss"]) > max(lost.row["starts"]["client_loss"])
+    assert not lost.leads
+
+
+def test_held_out_scores_are_shown_where_every_cell_has_them() -> None:
+    content = board_of({"equal": {"A": [1.0, 1.1], "B": [1.2, 1.3]}})
+    assert Board(content).shown("digits") == "client_loss"
+    content["rows"][0]["finals"]["heldout_client_loss"] = [2.0, 2.1]
+    assert Board(content).shown("digits") == "client_loss"
+    content["rows"][1]["finals"]["heldout_client_loss"] = [1.9, 1.8]
+    board = Board(content)
+    assert board.shown("digits") == "heldout_client_loss"
+    assert board.markdown("digits").splitlines()[2].startswith("| B | 1.85")
+    assert board.shown("digits", "accuracy") == "accuracy"
+
+
+def test_who_made_no_step_is_marked() -> None:
+    content = board_of({"equal": {"ACE": [1.0, 1.1, 0.9]}})
+    content["rows"][0]["steps"] = [0, 5, 0]
+    assert "(2 without a step)" in Board(content).markdown("digits", "client_loss")
+
+
+def test_half_of_the_clients_leave_everybody_at_the_same_time() -> None:
+    """By arrivals for those that count arrivals; a method with rounds is told the time at which that is, on average."""
+    scenario = SCENARIOS["dropout"]
+    assert scenario_of(ACE(), scenario) is scenario
+    assert scenario_of(FedAvg(), SCENARIOS["spread"]) is SCENARIOS["spread"]
+    rounds, arrivals, clients = scenario_of(FedAvg(), scenario), 20_000, 50
+    run = simulated(
+        tasks.quadratic(clients=clients, dim=2), ACE(), lr=1e-9, scenario=scenario, stop=Stop(arrivals=arrivals)
+    )
+    left_at = float(run.events["time"].iloc[arrivals // 2])
+    whole = stop_of(FedAvg(), scenario, clients, arrivals).time
+    assert whole is not None
+    # Both times are sums of thousands of exponential ones: a standard deviation of about 0.7 %, so 4 % is beyond five.
+    assert left_at == pytest.approx(rounds.dropout_at * whole, rel=0.04)
+    assert float(run.time) == pytest.approx(whole, rel=0.04)
+
+
+def test_a_method_of_ones_own_that_was_changed_gets_cells_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "from acefl import ACE\n\n\nclass Mine(ACE):\n    pass\n"
+    (tmp_path / "changing.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    rule = importlib.import_module("changing").Mine()
+    before = leaderboard._title(rule)
+    (tmp_path / "changing.py").write_text(source + "\n# another one\n")
+    assert leaderboard._title(rule) != before
+    assert leaderboard._title(ACE()) == "ACE"
+
+
+def test_the_commands(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["leaderboard", "--show", str(made)]) == 0
+    shown = capsys.readouterr().out
+    assert Board.read(made).markdown("digits") in shown
+    assert NOT_FOR_CITING in shown
+    assert Board.read(made).why_bold in shown
+    assert main(["leaderboard", "--recorded"]) == 0
+    assert Board.recorded().markdown("quadratic") in capsys.readouterr().out
+    assert main(["advise", "runs/last-week", "--spread", "3"]) == 2
+    assert "advise was removed; use acefl replay RUN" in capsys.readouterr().err
+    assert main(["consult"]) == 2
+    assert "advise" not in capsys.readouterr().err
+
+
+# --- docs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PLACES)
+def test_the_docs_show_what_is_recorded(page: str) -> None:
+    """Once there is a record in the package, the tables of the docs are the ones made from it."""
+    name, content = PLACES[page]
+    text = (ROOT / page).read_text(encoding="utf-8")
+    said = content(Board.recorded()) if PACKAGE.exists() else "Not recorded yet."
+    assert filled(text, name, said) == text
