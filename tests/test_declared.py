@@ -19,7 +19,7 @@ WITH_TORCH = {"triton"}  # a part of torch's builds for GPUs, never required: `a
 LOADED_LAST = {
     "fleets/flower": "flwr",
     "flower/serverapp.py": "flwr",
-    "kernels/gpu.py": "triton",
+    "core/kernels/gpu.py": "triton",
 }  # imported by nothing but what needs them
 
 

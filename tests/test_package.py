@@ -93,7 +93,7 @@ def test_nothing_is_ever_unpickled() -> None:
 
 
 def test_nothing_that_lies_in_a_folder_is_run() -> None:
-    """Own rules are imported by the name a person gives (`acefl.rules.own`); no other file becomes code."""
+    """Own rules are imported by the name a person gives (`acefl.core.own`); no other file becomes code."""
     forbidden = {"exec", "eval", "compile", "__import__", "spec_from_file_location", "exec_module", "run_path"}
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

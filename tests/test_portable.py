@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 _RECORDS = [
     *(ROOT / "benchmarks" / "results").glob("*.json"),
     *(path for end in ("json", "jsonl", "md", "txt") for path in (ROOT / "experiments").rglob(f"*.{end}")),
-    ROOT / "src" / "acefl" / "leaderboard.json",
+    ROOT / "src" / "acefl" / "report" / "leaderboard.json",
 ]
 _SCRIPTS = [path for part in ("benchmarks", "experiments", "examples") for path in (ROOT / part).rglob("*.py")]
 # "and/or" is not a path: a place begins after a blank or a quote

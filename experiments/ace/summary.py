@@ -13,7 +13,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 from experiments.leaderboard.publish import filled  # noqa: E402
 
-from acefl import reproduce  # noqa: E402
+from acefl import paper as reproduce  # noqa: E402
 from acefl.core.files import read_json  # noqa: E402
 from acefl.paper import readings  # noqa: E402
 from acefl.paper.records import Ledger, Results, spread  # noqa: E402

@@ -24,7 +24,7 @@ from acefl.runs.simulate import simulate
 from acefl.tasks.sources import build_task
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "acefl" / RECORDED
+PACKAGE = ROOT / "src" / "acefl" / "report" / RECORDED
 
 
 def front_page(board: Board) -> str:

@@ -233,7 +233,8 @@ def test_what_is_said_of_a_client_nobody_knows_is_ignored(method: Method, event:
     feeder.come(0)
     before = feeder.server.state_dict()
     assert not feeder.server.handle([event])
-    assert _equal(feeder.server.state_dict(), before)
+    assert feeder.server.refused == {"unknown-client": 1}
+    assert _equal({**feeder.server.state_dict(), "refused": before["refused"]}, before)
 
 
 def test_a_client_lost_after_its_first_update_still_counts() -> None:
@@ -346,6 +347,7 @@ def test_a_sum_that_was_started_anew_waits_for_whom_it_has_not(warmup: str, back
     rule.restart()
     feeder.come(*sorted(back))
     feeder.server.handle([Lost(client, 10_000) for client in sorted(lost)])
-    assert feeder.server.warming == (warmup == "wait" and back | lost != set(range(CLIENTS)))
-    feeder.server.stop_waiting()
-    assert not feeder.server.warming
+    waits = warmup == "wait" and back | lost != set(range(CLIENTS))
+    assert (feeder.server.audience is Audience.NEWCOMERS) == waits
+    feeder.server.give_up()
+    assert feeder.server.audience is Audience.EVERYBODY

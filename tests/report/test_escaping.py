@@ -11,12 +11,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from acefl.diagnose import diagnose
 from tests.report.fixtures import SIX, write_comparison, write_run
 
 from acefl import ACE, ASGD, Stop, report
 from acefl.cli import main
 from acefl.runs.record import settings_name
+from acefl.studies.diagnose import diagnose
 from acefl.studies.sweep import Grid, sweep
 from acefl.studies.tune import tune
 
@@ -55,7 +55,7 @@ def swept(folder: Path) -> Path:
 
 def ranked(folder: Path) -> Path:
     folder.mkdir()
-    shutil.copy(Path(report.__file__).parents[1] / "leaderboard.json", folder)
+    shutil.copy(Path(report.__file__).parent / "leaderboard.json", folder)
     return folder
 
 

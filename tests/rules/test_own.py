@@ -12,7 +12,7 @@ import pytest
 import acefl
 from acefl import ACE, InvalidInput, rules
 from acefl.cli import main
-from acefl.rules.own import is_own
+from acefl.core.own import is_own
 
 TINY = ["--task", "quadratic", "--clients", "5", "--dim", "3", "--arrivals", "40"]
 MODULE = '''

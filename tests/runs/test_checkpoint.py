@@ -164,7 +164,7 @@ def files(where: Path) -> list[Path]:
 def accepted(file: Path) -> int:
     """How far the run was at a checkpoint."""
     content = json.loads(safe_open(file, "pt").metadata()["checkpoint"])
-    simulation = content["state"]["simulation"]
+    simulation = content["state"]["training"]
     return simulation["server"]["accepted"] if simulation else 0
 
 
@@ -715,12 +715,12 @@ def test_a_run_that_diverged_at_its_checkpoint_does_not_go_on(tmp_path: Path) ->
         how = resumable.settings("ASGD", "event", tmp_path)
         return simulation(tasks.build(resumable.TASK), **{**how, "lr": 1e30})
 
-    simulation = build()
-    for _ in simulation.advance():
+    running = build()
+    for _ in running.advance():
         pass
-    expected = fingerprint(simulation.result())
-    assert simulation.evaluator.diverged
-    Checkpoints(tmp_path).save(simulation.state_dict())
+    expected = fingerprint(running.result())
+    assert running.evaluator.diverged
+    Checkpoints(tmp_path).save(running.state_dict())
     again = build()
     again.load_state_dict(Checkpoints(tmp_path).load())
     assert fingerprint(again.complete()) == expected

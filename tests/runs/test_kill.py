@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.resumable import RULES, SCENARIOS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "tests" / "records" / "kill-500.json"
 
 pytestmark = pytest.mark.kill

@@ -33,7 +33,7 @@ def test_the_foretold_staleness_is_the_measured_one(name: str, scenario: Scenari
     """Within 20 % or 0.1 steps, whichever is more; the largest deviation over seeds 7, 8 and 9 was 0.6 of that. Both
     seeds, the forecast's and the run's, are fixed: no false alarms."""
     method = METHODS[name]()
-    if getattr(method, "synchronous", False):
+    if method.rounds:
         assert "without staleness" in expectation(method, scenario, CLIENTS)
         assert scenario.clock == "sampled" or measured(method, scenario, 300) == 0.0
         return

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from acefl.core.errors import InvalidInput, require
+from acefl.core.own import is_own as is_own
 from acefl.core.settings import parse_call
-from acefl.rules.own import is_own as is_own
 
 if TYPE_CHECKING:
     from acefl.core.rule import Method

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from acefl.core.own import is_own, origin, own_method
 from acefl.core.rule import Method
 from acefl.core.settings import Registry, label
 from acefl.rules.ace import ACE
@@ -19,7 +20,6 @@ from acefl.rules.fedbuff import FedBuff
 from acefl.rules.fedfa import FedFa
 from acefl.rules.malenia import MaleniaSGD
 from acefl.rules.mifa import MIFA
-from acefl.rules.own import is_own, origin, own_method
 from acefl.rules.ringleader import RingleaderASGD
 from acefl.rules.ringmaster import RingmasterASGD
 from acefl.rules.robust import RobustACE

@@ -62,5 +62,9 @@ class MIFARule(IncrementalACE):
     def advance(self, arrival: Arrival, model: Vector, lr: float) -> bool | None:
         return None
 
+    def join(self, clients: int, weight: float = 1.0) -> None:
+        """All count the same."""
+        super().join(clients)
+
     def clear(self) -> None:
         self._arrivals = 0

@@ -19,7 +19,7 @@ from acefl.fleets.flower.loopback import Loopback, free_port
 
 pytestmark = pytest.mark.flower
 
-APP = Path(__file__).parents[2] / "examples" / "flower-digits"
+APP = Path(__file__).parents[3] / "examples" / "flower-digits"
 LONGEST = 900.0  # seconds, on a machine that is very busy with other things
 
 
