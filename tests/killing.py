@@ -71,7 +71,7 @@ def live(rule: str, scenario: str, room: Path, arrivals: int = ARRIVALS, die_bef
     if die_before is not None:
         die_before_change(die_before)
     with suppress(InvalidInput, FileNotFoundError):
-        at = Checkpoints(where / CHECKPOINT).load()["simulation"]
+        at = Checkpoints(where / CHECKPOINT).load()["training"]
         with open(room / "resumed-at", "a") as log:
             log.write(f"{at['server']['accepted'] if at else 0}\n")
     try:

@@ -132,9 +132,12 @@ class Training:
                 if self.fleet.progressed(spent) and spent < 1.0:  # whoever can now be sent work gets it at once
                     dispatch(self.server, self.fleet)
                 self._look(spent)
+                stuck = bool(self.events.reasons) and self._refuses_everything()
+                if stuck:  # a checkpoint of this turn knows it too
+                    self._look_last()
                 self._seconds = time.perf_counter() - began
                 yield step, spent
-                if self.evaluator.hopeless or (self.events.reasons and self._refuses_everything()):
+                if stuck or self.evaluator.hopeless:
                     return
                 self._check_progress()
         except NothingInFlight as reason:
@@ -164,6 +167,9 @@ class Training:
 
     def _look(self, spent: float) -> None:
         self._tell_observers(self.evaluator.look(self.step, spent, self.server.model))
+
+    def _look_last(self) -> None:
+        self._tell_observers(self.evaluator.last(self.step, self.server.model))
 
     def _tell_observers(self, rows: list[Row]) -> None:
         for row in rows:
@@ -218,7 +224,7 @@ class Training:
 
     def finish(self) -> Run:
         """Evaluate the final model and put everything together."""
-        self._tell_observers(self.evaluator.last(self.step, self.server.model))
+        self._look_last()
         return self.result()
 
     def close(self) -> None:
