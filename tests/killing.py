@@ -28,13 +28,13 @@ import pandas as pd
 import pyarrow.parquet
 import safetensors.torch
 import torch
-from tests import resumable
 
 import acefl
 from acefl import Every, InvalidInput, simulate, tasks
 from acefl.core.files import CHECKPOINT
 from acefl.runs import record
 from acefl.runs.checkpoint import Checkpoints
+from tests import resumable
 
 EVERY = Every(arrivals=10)
 LONGER = 1.5  # a life may last so many times what the run takes without checkpoints: most end before it does
