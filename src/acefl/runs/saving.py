@@ -61,7 +61,7 @@ def run_to_end(
                 if saved["training"] is not None:
                     training.load_state_dict(saved["training"])
                 training.fleet.already_sent(sent.counts)
-                log.info("resumed at %d arrivals", training.server.accepted)
+                _note("resumed from the checkpoint", "resumed", training)
             else:
                 directory.begin({"run": settings, "training": None})
             return train(training, settings, checkpoint, directory, progress, after_turn, before_last)
@@ -100,11 +100,19 @@ def train(
         if step.arrivals - saved >= every.arrivals and spent < 1.0:
             saved = step.arrivals
             with lending():
-                directory.save({"run": settings, "training": training.state_dict()})
+                written = directory.save({"run": settings, "training": training.state_dict()})
+            if written:
+                _note("a checkpoint", "checkpoint", training)
 
     finished = training.complete(progress, save_when_due, before_last)
     directory.finish(finished)
     return finished
+
+
+def _note(what: str, event: str, training: Training) -> None:
+    arrivals, steps = training.server.accepted, training.server.version
+    facts = {"event": event, "arrivals": arrivals, "steps": steps}
+    log.info("%s at %d arrivals and %d steps", what, arrivals, steps, extra={"facts": facts})
 
 
 def recorded_lr(out: Path) -> float | None:

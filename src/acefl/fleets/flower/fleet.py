@@ -18,7 +18,7 @@ from acefl.core import rng as keyed
 from acefl.core.errors import NothingInFlight, one_of, require
 from acefl.core.types import Arrival, Event, Joined, Left, Lost, Restarted, State, Vector
 from acefl.fleets import wire
-from acefl.fleets.base import Fleet, Refusal, Trip
+from acefl.fleets.base import Fleet, Member, Refusal, Trip
 from acefl.fleets.flower.post import LEAST, Post, Undelivered
 from acefl.fleets.flower.records import (
     MODEL,
@@ -144,6 +144,9 @@ class FlowerFleet(Fleet):
     def node_ids(self) -> list[int]:
         """Every client's node."""
         return [node.id for node in self._roster.nodes]
+
+    def members(self) -> list[Member]:
+        return [Member(str(node.id), node.connected) for node in self._roster.nodes]
 
     @property
     def connected(self) -> list[int]:
