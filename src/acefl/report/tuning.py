@@ -52,7 +52,8 @@ def figure(comparison: Comparison) -> Figure | None:
     caption = (
         f"{effort} learning rates were tried for each method, by the same search: five, one more beyond the best as "
         "long as it is at the edge, then one on either side of it. The one with the "
-        f"{'highest' if larger else 'lowest'} {metric.heading} is ringed and was used for every seed. A ring at the end of a curve would mean that the range tried was too small."
+        f"{'highest' if larger else 'lowest'} {metric.heading} is ringed and was used for every seed. "
+        "A ring at the end of a curve would mean that the range tried was too small."
     )
     if any(not math.isfinite(loss) for of_method in trials.values() for _, loss in of_method):
         caption += f" Crosses along the {'bottom' if larger else 'top'} are trials that diverged."
