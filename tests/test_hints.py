@@ -61,6 +61,18 @@ def test_every_command_and_option_that_a_message_names_exists() -> None:
                 assert not unknown(text, path.stem), f"{path}: {text!r}"
 
 
+def test_every_command_line_in_the_docs_is_one_that_exists() -> None:
+    """In the README, the docs and the examples' pages: what follows `$ acefl`, and `acefl NAME` in code style."""
+    root = Path(__file__).parents[1]
+    hidden = {name for name, command in GROUP.commands.items() if command.hidden}  # type: ignore[attr-defined]
+    for page in (root / "README.md", *(root / "docs").rglob("*.md"), *(root / "examples").rglob("*.md")):
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        for command in re.findall(r"^\$ (acefl .*)$|`(acefl [a-z][^`]*)`", text, re.MULTILINE):
+            line = "".join(command)
+            assert not unknown(line, ""), f"{page}: {line}"
+            assert COMMAND.match(line)[1] not in hidden, f"{page}: {line} was removed"  # type: ignore[index]
+
+
 def test_what_does_not_exist_is_found() -> None:
     assert unknown("try acefl comparison --task digits", "record") == ["acefl comparison"]
     assert unknown("give its folder (--data)", "compare") == ["--data"]
