@@ -104,7 +104,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert "Usage: acefl" in out
     imported = {line.rpartition("|")[2].strip() for line in err.splitlines()}
     assert "acefl.cli.compare" in imported
-    assert not imported & {"torch", "numpy", "pandas", "sklearn", "pyarrow", "plotly", "flwr_datasets", "ray"}
+    assert not imported & {"torch", "numpy", "pandas", "sklearn", "pyarrow", "jinja2", "flwr_datasets", "ray"}
 
 
 # --- options are copies of settings that live elsewhere ---------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 from tests.report.fixtures import SIX, write_comparison
+from tests.report.test_escaping import compared, poison, ranked, read, swept
 
 from acefl import report
 from acefl.report import figures, recorded
@@ -17,9 +19,9 @@ from acefl.studies.sweep import Grid, sweep
 
 _DRAWN = """
 return Array.from(document.querySelectorAll(".plot"), (plot) => {
-  const marks = Array.from(plot.querySelectorAll(".trace path, .trace text, .js-line, .js-fill, .point path"));
+  const marks = Array.from(plot.querySelectorAll(".traces path, .traces rect"));
   const seen = marks.map((mark) => mark.getBoundingClientRect()).filter((box) => box.width + box.height > 2);
-  const frame = plot.querySelector("svg.main-svg");
+  const frame = plot.querySelector("svg.drawing");
   const box = frame ? frame.getBoundingClientRect() : { width: 0, height: 0 };
   return { id: plot.id, marks: seen.length, width: box.width, height: box.height };
 });
@@ -51,9 +53,9 @@ def test_every_figure_is_drawn(browser: Chrome, tmp_path: Path) -> None:
         assert plot["marks"] > 0, plot
         assert plot["width"] > 200, plot
         assert plot["height"] > 200, plot
-    texts = browser.find_elements(By.CSS_SELECTOR, "#staleness-0 .textpoint")
+    texts = browser.find_elements(By.CSS_SELECTOR, "#staleness-0 text")
     shown = [text.get_attribute("textContent") or "" for text in texts if text.is_displayed()]
-    assert sum("median" in text and "largest" in text for text in shown) == len(SIX)
+    assert [sum(word in text for text in shown) for word in ("median", "largest")] == [len(SIX), len(SIX)]
     fetched = browser.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
     assert [name for name in fetched if not name.startswith("data:")] == []
     assert _complaints(browser) == []
@@ -65,7 +67,7 @@ def test_every_figure_is_drawn(browser: Chrome, tmp_path: Path) -> None:
 
 def _hide_a_method(browser: Chrome, label: str) -> None:
     """Its chip in the legend takes its curves out of every panel and leaves the others."""
-    curves = "return document.querySelectorAll('#curve-accuracy-1 .scatterlayer .trace .js-line').length"
+    curves = "return document.querySelectorAll('#curve-accuracy-1 .traces .line').length"
     before = browser.execute_script(curves)
     chip = browser.find_element(By.CSS_SELECTOR, f'.legend button[data-method="{label}"]')
     browser.execute_script("arguments[0].click()", chip)
@@ -102,3 +104,20 @@ def test_a_page_fits_the_screen_and_its_tables_scroll(browser: Chrome, tmp_path:
     for box in browser.execute_script(titles):
         assert box["left"] >= 0, "an axis title begins beyond the screen"
         assert box["right"] <= width, "an axis title ends beyond the screen"
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("make", [compared, swept, ranked], ids=lambda make: make.__name__)
+def test_a_browser_draws_text_from_a_record_as_text(
+    make: Callable[[Path], Path], browser: Chrome, tmp_path: Path
+) -> None:
+    directory = make(tmp_path / "record")
+    poison(directory)
+    page = report.build(directory)
+    _open(browser, page)
+    assert browser.execute_script("return document.scripts.length") == len(
+        [tag for tag, _ in read(page).elements if tag == "script"]
+    )
+    drawn = browser.execute_script("return Array.from(document.querySelectorAll('svg text'), (t) => t.textContent)")
+    assert [text for text in drawn if "<script" in text], "no text of the record is in a figure"
+    assert _complaints(browser) == []

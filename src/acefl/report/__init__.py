@@ -1,8 +1,8 @@
 """What was recorded as one self-contained page, and as a table.
 
 Everything here reads files that were recorded, never live objects, so a report can be rebuilt years later on another
-machine. Pages are templates (`templates/`), figures are plain data for plotly.js, and nothing here imports what makes
-the records. Heavy imports (pandas, jinja2, plotly) wait until a function is called.
+machine. Pages are templates (`templates/`), figures are plain data that a script in the page draws, and nothing here
+imports what makes the records. Heavy imports (pandas, jinja2) wait until a function is called.
 """
 
 from __future__ import annotations

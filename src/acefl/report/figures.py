@@ -7,7 +7,6 @@ with a buffer of 10 cost ten times the uploads of ACE.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from acefl.report import clients, metrics, style, tuning
-from acefl.report.drawing import Figure, Panel, Trace, band, line, scatter, seeds_said, solid_first, thin
+from acefl.report.drawing import Figure, Panel, Trace, band, line, rows, scatter, seeds_said, solid_first, thin
 from acefl.report.metrics import Metric
 from acefl.report.recorded import Comparison, Method, Run
 
@@ -102,7 +101,7 @@ def curve(comparison: Comparison, metric: Metric) -> Figure:
         name = comparison.time_heading if budget == "time" else BUDGETS[budget]
         unit = {"arrival": " (uploads received)", "time": " (in the unit of delay)" * ("delay" in comparison.scenario)}
         axes = {"xaxis": _x_axis(list(of_methods.values())), "yaxis": y_axis}
-        layout = style.layout(name + unit.get(budget, ""), metric.axis, height=390, hovermode="x unified", **axes)
+        layout = style.layout(name + unit.get(budget, ""), metric.axis, height=390, together=True, **axes)
         panels.append(Panel(f"against {name}", bands + solid_first(lines), layout))
     caption = f"{_capital(metric.meaning)}. {seeds_said(len(comparison.seeds))}"
     if not metric.log:
@@ -117,7 +116,7 @@ def _capital(text: str) -> str:
 def _x_axis(curves: list[Curve]) -> dict[str, object]:
     """From zero to a little beyond the end, so that the last tick's label has room."""
     end = max((float(one.x[-1]) for one in curves), default=0.0)
-    return {"range": [0, 1.03 * end], "nticks": 5, "tickformat": ",~g" if end < 10 else ",d"} if end > 0 else {}
+    return {"range": [0, 1.03 * end], "nticks": 5} if end > 0 else {}
 
 
 def _y_axis(metric: Metric, curves: list[Curve]) -> dict[str, object]:
@@ -171,7 +170,7 @@ def _worked(method: Method, run: Run) -> Panel:
     traces = [
         _work(events, colour),
         _answers("accepted", events[accepted], {"color": colour, "size": 7}),
-        _answers("refused", events[~accepted], {"color": style.SIGNAL, "size": 10, "symbol": "x"}),
+        _answers("refused", events[~accepted], {"color": style.SIGNAL, "size": 10, "symbol": "cross"}),
     ]
     numbered = sorted(int(client) for client in run.clients["client"])
     layout = style.layout(
@@ -181,7 +180,16 @@ def _worked(method: Method, run: Run) -> Panel:
         xaxis={"range": [0, 1.02 * float(events["time"].max())], "showgrid": True},
         yaxis={"tickvals": numbered, "range": [max(numbered) + 0.6, min(numbered) - 0.6], "showgrid": False},
     )
-    return Panel(method.label, [trace | {"meta": method.label} for trace in traces if trace["x"]], layout)
+    told = rows(
+        ["method", "client", "sent", "answered", "accepted", "staleness"],
+        [method.label] * len(events),
+        events["client"],
+        events.get("sent", events["time"]),
+        events["time"],
+        accepted.astype(int),
+        events["version"] - events["trained_on"],
+    )
+    return Panel(method.label, [trace | {"meta": method.label} for trace in traces if trace["x"]], layout, table=told)
 
 
 def _work(events: pd.DataFrame, colour: str) -> Trace:
@@ -191,12 +199,12 @@ def _work(events: pd.DataFrame, colour: str) -> Trace:
     for client, sent, came in zip(events["client"], events.get("sent", events["time"]), events["time"], strict=True):
         across += [sent, came, None]
         rows += [client, client, None]
-    return scatter("at work", across, rows, line={"color": colour, "width": 3}, opacity=0.45, hoverinfo="skip")
+    return scatter("at work", across, rows, line={"color": colour, "width": 3}, opacity=0.45, hover=False)
 
 
 def _answers(name: str, events: pd.DataFrame, marker: dict[str, Any]) -> Trace:
     ages = (events["version"] - events["trained_on"]).to_numpy(int).tolist()
     reasons = events.get("reason", pd.Series("", index=events.index))
-    text = [f"staleness {age}" for age in ages] if name == "accepted" else [escape(str(why)) for why in reasons]
-    hover = "client %{y} after %{x:.1f} s: %{text}<extra></extra>"
-    return scatter(name, events["time"], events["client"], "markers", marker=marker, text=text, hovertemplate=hover)
+    text = [f"staleness {age}" for age in ages] if name == "accepted" else [str(why) for why in reasons]
+    hover = "client %{y} after %{x:.1f} s: %{text}"
+    return scatter(name, events["time"], events["client"], "markers", marker=marker, text=text, hover=hover)

@@ -32,11 +32,11 @@ def figure(comparison: Comparison) -> Figure | None:
         marker = {"color": look.colour, "size": 7}
         lines.append(line(method.label, look, lrs, losses, mode="lines+markers", marker=marker))
         chosen = [(lr, loss) for lr, loss in trials[method.label] if math.isclose(lr, method.lr)]
-        ring = {"symbol": "circle-open", "size": 17, "color": look.colour, "line": {"width": 3}}
-        points.append(_points(method.label, chosen, ring, "chosen: lr %{x:.3g}, loss %{y:.3g}<extra></extra>"))
+        ring = {"symbol": "circle-open", "size": 17, "color": look.colour, "width": 3}
+        points.append(_points(method.label, chosen, ring, "chosen: lr %{x:.3g}, loss %{y:.3g}"))
         lost = [(lr, 10 ** (top + margin / 2)) for lr, loss in trials[method.label] if not math.isfinite(loss)]
-        cross = {"symbol": "x-thin-open", "size": 10, "color": look.colour, "line": {"width": 2.5}}
-        points.append(_points(method.label, lost, cross, "lr %{x:.3g}: diverged<extra></extra>"))
+        cross = {"symbol": "cross", "size": 10, "color": look.colour, "width": 2.5}
+        points.append(_points(method.label, lost, cross, "lr %{x:.3g}: diverged"))
     layout = style.layout(
         "learning rate (log scale)",
         f"{metric.axis} (log scale)",
@@ -64,4 +64,4 @@ def _ends(values: list[float]) -> tuple[float, float]:
 
 def _points(label: str, points: list[tuple[float, float]], marker: dict[str, Any], hover: str) -> Trace:
     x, y = (point[0] for point in points), (point[1] for point in points)
-    return marks(label, x, y, "markers", marker=marker, hovertemplate=hover, showlegend=False)
+    return marks(label, x, y, "markers", marker=marker, hover=hover, legend=False)
