@@ -107,7 +107,8 @@ def compare(
             for rule in methods
         ]
         _run(contenders, seeds, folder / "runs", workers, progress)
-        described = first.describe() if callable(task) else dict(task)
+        made_by = first.describe()
+        described = made_by if callable(task) else {**task, "client_work": made_by.get("client_work")}
         content = {
             "format": FORMAT,
             "title": title or f"{len(methods)} methods on {described.get('name', 'a task')}",

@@ -16,10 +16,10 @@ from torch import nn
 
 from acefl.core.errors import InvalidInput, require
 from acefl.tasks import hub
-from acefl.tasks.local_work import LocalWork
+from acefl.tasks.local_work import LocalSteps, LocalWork, local_text
 from acefl.tasks.partition import partition as split
 from acefl.tasks.text_files import Texts, load
-from acefl.tasks.torch_task import LocalSteps, TorchTask
+from acefl.tasks.torch_task import TorchTask
 
 TINY = "tiny"  # a random transformer with a tokenizer of its own: for tests, and for a look without any download
 WORDS = "words"  # no transformer: a linear classifier of a document's words, which a CPU trains in seconds
@@ -100,7 +100,7 @@ def news20(
         [(data.ids[own], data.labels[own]) for own in rows],
         test=(test[0][:test_samples], test[1][:test_samples]),
         batch=batch,
-        local=LocalWork.parse(local) if isinstance(local, str) else local,
+        local=local,
         device=device,
         evaluate_on=None if model == WORDS else EVALUATE_ON,
         evaluation_batch=_EVALUATION_BATCH,
@@ -115,7 +115,7 @@ def news20(
             "length": length,
             "strip": strip,
             "batch": batch,
-            "local": local if local is None or isinstance(local, str) else repr(local),
+            "local": local_text(local),
             "dropout": dropout,
             "partition": partition,
             "classes_per_client": classes_per_client,
