@@ -445,7 +445,7 @@ def test_an_optimizer_and_a_schedule_are_named_and_recorded(acefl_command: Termi
     assert compared["schedule"] == ran["schedule"]
     code, _, err = acefl_command("run", *TINY, "--lr", "0.1", "--optimizer", "Lion")
     assert code == 2
-    assert "unknown optimizer 'Lion'; allowed: SGD, Momentum, Adam, Yogi" in err
+    assert "unknown optimizer 'Lion'; allowed: SGD, Momentum, Nesterov, Adam, Yogi" in err
     code, _, err = acefl_command("compare", *TINY, "--method", "FedAdam", "--lr", "0.1", "--optimizer", "Adam")
     assert code == 2
     assert "which FedAdam cannot be run with" in err

@@ -30,8 +30,9 @@ METHODS = (
     *("ACE", "ACED", "CA2FL", "FedBuff", "ASGD", "DelayAdaptiveASGD", "RobustACE"),
     *("RingmasterASGD", "RingleaderASGD", "MaleniaSGD", "MIFA", "FedStaleWeight"),
     *("FedAsync", "FedFa", "AREA", "FADAS", "FedAvg", "FedAdam"),
+    *("Calibrated", "RescaledASGD", "DelayedNesterov", "Clipped"),
 )
-OPTIMIZERS = ("SGD", "Momentum", "Adam", "Yogi")
+OPTIMIZERS = ("SGD", "Momentum", "Nesterov", "Adam", "Yogi")
 SCHEDULES = ("Constant", "Sqrt", "WarmUp", "Cosine")
 TASKS = ("digits", "quadratic", "cifar10", "cifar100", "news20")
 PARTITIONS = ("dirichlet", "shards", "pathological", "iid")
