@@ -45,10 +45,24 @@ def render(directory: Path) -> str:
         looks={label: looks[label] for label in labels},
         seeds=len(shown.seeds),
         why_bold=tables.why_bold(table),
-        metrics=metrics.columns(shown),
+        metrics=_explained(shown),
         made=made(shown),
         methods=methods_table(shown),
     )
+
+
+def _explained(comparison: Comparison) -> list[metrics.Metric]:
+    target = comparison.target
+    timed = [metrics.time_to_target(target.words(comparison.better))] if target is not None else []
+    return [*timed, *metrics.columns(comparison)]
+
+
+def _ended_early(comparison: Comparison) -> str:
+    """Why runs ended before their budgets did; who reached a target is in the table."""
+    early = [run for run in comparison.runs if "ended" in run.config]
+    reached = [run for run in early if (run.summary.get("target") or {}).get("reached")]
+    told = [f"{len(reached)} of {len(comparison.runs)} runs at their target"] if reached else []
+    return "; ".join(told + [str(run.config["ended"]) for run in early if run not in reached])
 
 
 def _subtitle(comparison: Comparison) -> str:
@@ -78,7 +92,7 @@ def made(comparison: Comparison) -> dict[str, str | list[str]]:
         "Trace": _trace(comparison),
         "Clock": _CLOCKS.get(clock, clock),
         "Stopped at": settings(comparison.stop),
-        "Ended early": "; ".join(str(run.config["ended"]) for run in comparison.runs if "ended" in run.config),
+        "Ended early": _ended_early(comparison),
         "Travelled": _travelled(comparison),
         "Seeds": "" if comparison.in_real_time else ", ".join(map(str, comparison.seeds)),
         "Learning rates": _tuning(comparison),
@@ -156,7 +170,8 @@ def _tuning(comparison: Comparison) -> str:
     if efforts == [0]:
         return "given, not tuned"
     tried = f"{efforts[0]}" if len(efforts) == 1 else f"{efforts[0]} to {efforts[-1]}"
-    return f"tuned by the same search for every method: {tried} values tried, by {by_key(comparison.objective).heading}"
+    by = by_key(comparison.objective, comparison.better).heading
+    return f"tuned by the same search for every method: {tried} values tried, by {by}"
 
 
 def _duration(seconds: float) -> str:

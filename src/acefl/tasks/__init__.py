@@ -11,6 +11,7 @@ from acefl.tasks.batch_norm import batch_statistics, carried_statistics
 from acefl.tasks.cifar import cifar10, cifar100
 from acefl.tasks.digits import digits
 from acefl.tasks.local_work import LocalSteps, LocalWork
+from acefl.tasks.metrics import Metric
 from acefl.tasks.news20 import news20
 from acefl.tasks.partition import partition
 from acefl.tasks.quadratic import Quadratic, quadratic
@@ -57,6 +58,7 @@ __all__ = [
     "Evaluation",
     "LocalSteps",
     "LocalWork",
+    "Metric",
     "Quadratic",
     "Task",
     "TorchTask",
