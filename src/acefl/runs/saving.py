@@ -107,6 +107,12 @@ def train(
     return finished
 
 
+def recorded_lr(out: Path) -> float | None:
+    """The learning rate of the run that was interrupted in `out`; None: there is none."""
+    with _claimed(out) as (directory, interrupted):
+        return float(directory.load()["run"]["config"]["lr"]) if interrupted else None
+
+
 @contextmanager
 def _claimed(out: Path) -> Iterator[tuple[RunDirectory, bool]]:
     """The run's directory, and whether it holds a run that was interrupted."""

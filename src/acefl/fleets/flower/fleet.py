@@ -87,6 +87,7 @@ class FlowerFleet(Fleet):
         wires: Encodings and time limits; None: `Wires()`.
         differences: Whether clients send changes, as for client-held ACE.
         config: Sent along with every task.
+        trained: Whether gradients are refused: the learning rate fits trained arrays alone.
         pool: Executor whose threads send, fetch and read messages; None: one of its own.
         clock: Seconds that never go back.
         least: Shortest pause between two looks for answers, in seconds.
@@ -104,13 +105,14 @@ class FlowerFleet(Fleet):
         *,
         differences: bool = False,
         config: ConfigRecord | None = None,
+        trained: bool = False,
         pool: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
         least: float = LEAST,
         post: Post[_Task, Answer | Findings | Refused] | None = None,
     ) -> None:
         self._grid, self._layout, self.wires = grid, layout, wires or Wires()
-        self._differences, self._config = differences, config
+        self._differences, self._config, self._trained = differences, config, trained
         self._clock = clock
         self._run = secrets.token_hex(8)
         if post is None:
@@ -211,7 +213,8 @@ class FlowerFleet(Fleet):
 
     def _send(self, node: Node, arrays: Callable[[], ArrayRecord], version: int, kind: str) -> None:
         base = self._base.get(node.client, NO_BASE)
-        order = Order(self._run, self._tasks, version, self.wires.uplink, self.wires.downlink, self._differences, base)
+        encodings = self.wires.uplink, self.wires.downlink
+        order = Order(self._run, self._tasks, version, *encodings, self._differences, base, self._trained)
         task = _Task(node, order, self._clock() - self._began, kind)
         self._tasks += 1
 
