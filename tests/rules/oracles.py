@@ -61,6 +61,14 @@ class ACEOracle:
         self.weights += [weight] * (clients - len(self.weights))
 
 
+class MedianOracle(ACEOracle):
+    """RobustACE: the median of all cached gradients, of each number by itself."""
+
+    def step(self, t: int) -> Numbers:
+        median: Numbers = np.median(list(self.cache.values()), axis=0)
+        return median
+
+
 class ACEDOracle:
     """The ACED algorithm, line by line: A(t) = {i : t - t_start_i <= tau}, formed anew for every step."""
 
