@@ -176,7 +176,7 @@ const draw = (() => {
           add(parent, "rect", { ...box, class: "mark cell", ...(colour ? { fill: `rgb(${colour})` } : {}) });
           const fits = Math.min(size, (size * (width - 4)) / Math.max(1, widthOf(trace.text[j][i], size)));
           if (fits < 7) return;
-          const ink = colour ? { fill: bright(colour) ? "#000" : "#fff" } : {};
+          const ink = colour ? { style: `fill:${bright(colour) ? "#000" : "#fff"}` } : {};
           const place = { x: x(trace.x[i]), y: y(trace.y[j]) + 0.36 * fits, "text-anchor": "middle", "font-size": fits };
           add(free, "text", { ...place, ...ink, class: colour ? "" : "label" }, trace.text[j][i]);
         })
