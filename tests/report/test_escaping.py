@@ -83,7 +83,7 @@ def test_the_scripts_of_a_page_make_no_markup_of_text() -> None:
 def test_the_command_rebuilds_every_kind_of_page(make: Callable[[Path], Path], tmp_path: Path) -> None:
     directory = make(tmp_path / "record")
     assert main(["report", str(directory), "--out", str(tmp_path / "page.html"), "--json"]) == 0
-    assert (tmp_path / "page.html").read_bytes() == report.build(directory).read_bytes()
+    assert (tmp_path / "page.html").read_bytes() == report.build(directory, tmp_path / "again.html").read_bytes()
 
 
 def poison(directory: Path) -> None:

@@ -22,7 +22,7 @@ from tests.report.fixtures import SIX, Invented, write_comparison, write_run
 from acefl import report
 from acefl.cli import show
 from acefl.core.errors import InvalidInput
-from acefl.report import figures, headline, metrics, recorded, style, tables
+from acefl.report import equal_cost, figures, headline, metrics, recorded, style, tables
 from acefl.report.statistics import leaders
 
 
@@ -97,7 +97,7 @@ def test_the_page_and_the_terminal_say_the_same_of_bold(
     assert why.startswith("Bold: ")
     assert why in said
     assert html.escape(why) in page
-    assert page.count('class="best"') == tables.bold(table).to_numpy().sum()
+    assert page.partition("</table>")[0].count('class="best"') == tables.bold(table).to_numpy().sum()
 
 
 def test_one_seed_and_a_model_that_learnt_nothing_leave_nothing_bold(small: Path, tmp_path: Path) -> None:
@@ -277,7 +277,69 @@ def test_page_asks_no_other_machine_for_anything(page: str) -> None:
 
 def test_building_twice_gives_the_same_bytes(small: Path, tmp_path: Path) -> None:
     first = report.build(small).read_bytes()
-    assert report.build(small, tmp_path / "elsewhere" / "again.html").read_bytes() == first
+    assert report.build(small).read_bytes() == first
+    elsewhere = [report.build(small, tmp_path / "elsewhere" / name).read_bytes() for name in ("one.html", "two.html")]
+    assert elsewhere[0] == elsewhere[1]
+
+
+def test_a_comparison_links_to_the_pages_of_its_runs(small: Path, tmp_path: Path) -> None:
+    links = re.findall(r'<a href="([^"]*)">', report.build(small).read_text(encoding="utf-8"))
+    assert sorted(links) == sorted(
+        f"runs/{label}-seed{seed}/report.html" for label in ("ACE", "ACED") for seed in (0, 1)
+    )
+    for link in links:
+        assert "<h1>ACE" in (small / link).read_text(encoding="utf-8")
+    alone = report.build(small, tmp_path / "sent" / "page.html").read_text(encoding="utf-8")
+    assert "<a href" not in alone, "these links lead nowhere"
+
+
+def test_a_run_that_lies_elsewhere_is_neither_linked_nor_written_to(small: Path, tmp_path: Path) -> None:
+    (small / "runs/ACE-seed1").rename(tmp_path / "moved")
+    described = json.loads((small / "compare.json").read_text())
+    described["methods"][0]["runs"][1] = "../moved"
+    spoil_json(small / "compare.json", methods=described["methods"])
+    page = report.build(small).read_text(encoding="utf-8")
+    assert page.count("<a href") == 3
+    assert not (tmp_path / "moved/report.html").exists()
+
+
+def test_equal_cost_is_where_curves_stood_when_the_first_ended(small: Path) -> None:
+    comparison = recorded.load(small)
+    shown = equal_cost.table(comparison, {})
+    assert shown is not None
+    for column, budget in ((1, "arrival"), (3, "time")):
+        end = min(float(run.metrics[budget].max()) for run in comparison.runs)
+        for method, row in zip(comparison.methods, shown.rows, strict=True):
+            at_end = [np.interp(end, r.metrics[budget], r.metrics["heldout_slow_accuracy"]) for r in method.runs]
+            spread = f"{statistics.mean(at_end):.3f} ± {statistics.stdev(at_end):.3f}"
+            assert row[column].text == spread
+    assert "At equal uploads and at equal time" in report.build(small).read_text(encoding="utf-8")
+
+
+def test_a_run_that_diverged_early_does_not_cut_the_others_short(small: Path) -> None:
+    spoil_json(small / "runs/ACE-seed1/summary.json", diverged=True)
+    path = small / "runs/ACE-seed1/metrics.jsonl"
+    path.write_text("".join(line + "\n" for line in path.read_text().splitlines()[:2]))
+    comparison = recorded.load(small)
+    shown = equal_cost.table(comparison, {})
+    assert equal_cost.shared(comparison, "arrival", "heldout_slow_accuracy") == 200
+    assert shown is not None
+    assert shown.rows[0][1].text == "–"
+
+
+def test_an_axis_is_logarithmic_where_one_method_would_squeeze_another(digits: Path, small: Path) -> None:
+    scales = {path: curve_scales(path) for path in (digits, small)}
+    assert scales[digits]["curve-accuracy-0"] == "log", "FedBuff takes a tenth of the steps"
+    assert scales[digits]["curve-accuracy-1"] == scales[small]["curve-accuracy-0"] == "linear"
+
+
+def test_the_page_says_what_a_client_does_per_upload(small: Path) -> None:
+    assert "A client sends" not in report.build(small).read_text(encoding="utf-8")
+    work = "A client sends the gradient of one minibatch of 20 of its samples."
+    spoil_json(small / "compare.json", task={"client_work": work})
+    page = report.build(small).read_text(encoding="utf-8")
+    assert page.count(work) == 2
+    assert "client_work=" not in page
 
 
 def test_labels_cannot_break_the_page(tmp_path: Path) -> None:
@@ -389,6 +451,12 @@ def panels_of(html: str) -> list[dict[str, Any]]:
     assert found is not None
     panels: list[dict[str, Any]] = json.loads(found[1])
     return panels
+
+
+def curve_scales(directory: Path) -> dict[str, str]:
+    """Of every panel: whether its horizontal axis is logarithmic."""
+    panels = panels_of(report.build(directory).read_text(encoding="utf-8"))
+    return {panel["id"]: panel["layout"]["xaxis"].get("type", "linear") for panel in panels}
 
 
 def spoil_json(path: Path, **changes: Any) -> None:

@@ -116,7 +116,7 @@ def _stacked(found: Diagnosis, methods: Comparison) -> Figure:
         "sampling noise; blue, delay; red, participation bias. What is on top on a log scale rules: a red area as tall "
         "as the others together is many times larger. Each method at its own learning rate."
     )
-    return Figure("stacked", "What an update's error is made of", caption, panels, columns=3)
+    return Figure("stacked", "What an update's error is made of", caption, panels, columns=min(3, len(panels)))
 
 
 def _by_term(found: Diagnosis, methods: Comparison) -> Figure:
@@ -127,7 +127,8 @@ def _by_term(found: Diagnosis, methods: Comparison) -> Figure:
         lines = [
             line(label, found.looks[label], x, np.where(y < low * 0.99, np.nan, y)) for label, (x, y) in curves.items()
         ]
-        axes = {"xaxis": _ARRIVALS, "yaxis": style.log_ticks(low, high)}
+        seen = [value for one in lines for value in one["y"] if value] or [low]
+        axes = {"xaxis": _ARRIVALS, "yaxis": style.log_ticks(min(seen), high)}
         layout = style.layout("arrivals", _SQUARED, height=340, together=True, **axes)
         gone = [label for label, (_, y) in curves.items() if float(y.max()) < low]
         note = f"{', '.join(gone)}: none" if gone else ""

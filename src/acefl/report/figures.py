@@ -22,6 +22,7 @@ Array = npt.NDArray[np.float64]
 
 BUDGETS = {"step": "server steps", "arrival": "arrivals", "time": "virtual time"}
 _MOST_CLIENTS, _MOST_ANSWERS = 40, 4000  # what a panel of the timeline can show
+_SQUEEZED = 8.0  # beyond this factor between methods, a linear axis would show the smaller ones in a corner
 
 
 def of(comparison: Comparison) -> list[Figure]:
@@ -56,7 +57,7 @@ def over_seeds(histories: list[pd.DataFrame], x: str, y: str) -> Curve | None:
 
     Evaluations made at the same x in every seed are averaged as they are; others are joined by straight lines.
     """
-    tracks = [_track(history, x, y) for history in histories]
+    tracks = [track(history, x, y) for history in histories]
     if any(len(track[0]) == 0 for track in tracks):
         return None
     start, end = max(track[0][0] for track in tracks), min(track[0][-1] for track in tracks)
@@ -69,7 +70,7 @@ def over_seeds(histories: list[pd.DataFrame], x: str, y: str) -> Curve | None:
     return Curve(shared, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
 
 
-def _track(history: pd.DataFrame, x: str, y: str) -> tuple[Array, Array]:
+def track(history: pd.DataFrame, x: str, y: str) -> tuple[Array, Array]:
     """One seed's curve, one value per x: the last one, for several evaluations can fall between two server steps."""
     if y not in history.columns:
         return np.empty(0), np.empty(0)
@@ -89,7 +90,9 @@ def curve(comparison: Comparison, metric: Metric) -> Figure:
         }
         for budget in BUDGETS
     }
-    y_axis = _y_axis(metric, [one for of_budget in curves.values() for one in of_budget.values()])
+    every = [one for of_budget in curves.values() for one in of_budget.values()]
+    log = metric.log or _spans([float(one.mean[-1]) for one in every] * (not metric.higher_is_better))
+    y_axis = _y_axis(metric, every, log)
     panels = []
     for budget, of_methods in curves.items():
         bands = [
@@ -101,10 +104,11 @@ def curve(comparison: Comparison, metric: Metric) -> Figure:
         name = comparison.time_heading if budget == "time" else BUDGETS[budget]
         unit = {"arrival": " (uploads received)", "time": " (in the unit of delay)" * ("delay" in comparison.scenario)}
         axes = {"xaxis": _x_axis(list(of_methods.values())), "yaxis": y_axis}
-        layout = style.layout(name + unit.get(budget, ""), metric.axis, height=390, together=True, **axes)
+        across, up = _titled(name + unit.get(budget, ""), axes["xaxis"]), _titled(metric.axis, y_axis)
+        layout = style.layout(across, up, height=390, together=True, **axes)
         panels.append(Panel(f"against {name}", bands + solid_first(lines), layout))
     caption = f"{_capital(metric.meaning)}. {seeds_said(len(comparison.seeds))}"
-    if not metric.log:
+    if not log:
         caption += " The vertical axis does not start at zero."
     return Figure(f"curve-{metric.key}", f"{_capital(metric.heading)} while training", caption, panels, columns=3)
 
@@ -113,17 +117,30 @@ def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
+def _titled(title: str, axis: dict[str, object]) -> str:
+    return f"{title}, log scale" if axis.get("type") == "log" else title
+
+
+def _spans(values: list[float]) -> bool:
+    """Whether numbers lie so far apart that a linear axis would squeeze the smaller ones."""
+    return bool(values) and min(values) > 0 and max(values) > _SQUEEZED * min(values)
+
+
 def _x_axis(curves: list[Curve]) -> dict[str, object]:
-    """From zero to a little beyond the end, so that the last tick's label has room."""
+    """From zero to a little beyond the end, so that the last tick's label has room; log where curves end far apart."""
     end = max((float(one.x[-1]) for one in curves), default=0.0)
+    starts = [float(one.x[one.x > 0][0]) for one in curves if (one.x > 0).any()]
+    if starts and _spans([float(one.x[-1]) for one in curves]):
+        low, high = min(starts), 1.03 * end
+        return style.log_ticks(low, high) | {"range": [float(np.log10(low)), float(np.log10(high))]}
     return {"range": [0, 1.03 * end], "nticks": 5} if end > 0 else {}
 
 
-def _y_axis(metric: Metric, curves: list[Curve]) -> dict[str, object]:
+def _y_axis(metric: Metric, curves: list[Curve], log: bool) -> dict[str, object]:
     """The same range in all three panels, set by where methods end up rather than by the first steps."""
     if not curves:
         return {}
-    if metric.log:
+    if log:
         lows = np.concatenate([one.low[one.low > 0] for one in curves])
         starts = np.asarray([one.high[0] for one in curves])
         if len(lows) == 0 or not (starts > 0).any():

@@ -24,6 +24,8 @@ def sentences(comparison: Comparison) -> list[str]:
         said.append(_times(comparison, comparison.target))
     elif metric is not None and scored:
         said.append(_lone(scored[0], comparison) if len(scored) == 1 else _compared(scored, metric))
+    if comparison.task.get("client_work"):
+        said.append(str(comparison.task["client_work"]))
     if len(comparison.methods) > 1:
         said.append(_budget(comparison))
         if not any(method.tuning for method in comparison.methods):

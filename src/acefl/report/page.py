@@ -19,12 +19,15 @@ from acefl.core.files import atomic_write
 from acefl.report.drawing import Figure
 from acefl.report.style import Look
 
+PAGE = "report.html"
+
 
 class Cell(NamedTuple):
-    """What stands in a table: text, or a list of settings; what leads its column is bold."""
+    """What stands in a table: text, a list of settings, or links; what leads its column is bold."""
 
     text: str | list[str]
     best: bool = False
+    links: tuple[tuple[str, str], ...] = ()  # words, and a path from the page
 
 
 @dataclass(frozen=True)

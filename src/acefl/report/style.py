@@ -40,7 +40,7 @@ _OF_METHOD = {
     "DelayAdaptiveASGD": Look("#CC79A7", "dash"),
 }
 _SPARE = ("#5F6B76", "#6A51A3", "#8C6D31", "#B3A800")
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 def look(method: str) -> Look:
@@ -59,7 +59,7 @@ def looks(methods: list[Method]) -> dict[str, Look]:
     spare = [colour for colour in (*_SPARE, *(own.colour for own in _OF_METHOD.values())) if colour not in taken]
     others = [method.label for method in methods if method.label not in chosen]
     for place, label in enumerate(others):
-        chosen[label] = Look(spare[place % len(spare)], _DASHES[place % len(_DASHES)])
+        chosen[label] = Look(spare[place % len(spare)], DASHES[place % len(DASHES)])
     return chosen
 
 

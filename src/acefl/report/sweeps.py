@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -202,30 +203,43 @@ def _heat_map(
 
 
 def _curves(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> list[Figure]:
-    """For each varied number, the metric along it: a panel per task, scenario and budget, a curve per method."""
+    """For each varied number, the metric along it: a panel per task, scenario and budget, a curve per combination."""
     figures = []
-    has_method = "method" in varied
-    labels = [str(name) for name in table["method"].unique()] if has_method else ["all"]
-    looks = style.looks_of(labels)
     for axis in (axis for axis in varied if pd.api.types.is_numeric_dtype(table[axis])):
         panels = []
         others = [other for other in _around(varied) if other != axis]
+        series = [other for other in varied if other not in (axis, *others)]
+        looks = _looks_along(table, series)
         for metric, (key, alike) in itertools.product(shown, _parts(table, others)):
             traces = []
-            for name in labels:
-                part = alike[alike["method"] == name] if has_method else alike
+            for name, part in _parts(alike, series):
                 along = pd.DataFrame(grouped(part, [axis], metric)).sort_values(axis)
-                dots = {"color": looks[name].colour, "size": 7}
-                more = {"mode": "lines+markers", "marker": dots, "error": numbers(along["std"].fillna(0.0))}
-                traces.append(line(name, looks[name], along[axis], along["mean"], **more))
-            layout = style.layout(_word(axis), metric.axis, height=380) | {"showlegend": len(labels) > 1}
+                look, bars = looks[name], numbers(along["std"].fillna(0.0))
+                more = {"mode": "lines+markers", "marker": {"color": look.colour, "size": 7}, "error": bars}
+                label = _group_name(series, name) or metric.heading
+                traces.append(line(label, look, along[axis], along["mean"], **more))
+            layout = style.layout(_word(axis), metric.axis, height=380) | {"showlegend": len(traces) > 1}
             heading = ", ".join(filter(None, (metric.heading, _group_name(others, key))))
             panels.append(Panel(heading, traces, layout))
-        rest = [other for other in varied if other not in (axis, "method", *others)]
-        over = f"seeds and {_listed(rest)}" if rest else "seeds"
-        caption = f"Mean over {over}; bars: ± one standard deviation." + _diverged(table)
+        caption = "Mean over seeds; bars: ± one standard deviation." + _diverged(table)
         figures.append(Figure(_slug(f"along-{axis}"), f"Along {_word(axis)}", caption, panels, min(2, len(panels))))
     return figures
+
+
+def _looks_along(table: pd.DataFrame, series: list[str]) -> dict[tuple[Any, ...], style.Look]:
+    """A method keeps its colour; its other settings have dashes, or colours where there is one method."""
+    keys = [key for key, _ in _parts(table, series)]
+    if "method" not in series:
+        return dict(zip(keys, style.looks_of(map(str, keys)).values(), strict=True))
+    place, seen = series.index("method"), Counter[str]()
+    colours = style.looks_of(dict.fromkeys(str(key[place]) for key in keys))
+    looks = {}
+    for key in keys:
+        method = str(key[place])
+        dash = style.DASHES[seen[method] % len(style.DASHES)]
+        looks[key] = style.Look(colours[method].colour, dash) if len(series) > 1 else colours[method]
+        seen[method] += 1
+    return looks
 
 
 def _heights(means: list[float], metric: Metric) -> list[float]:

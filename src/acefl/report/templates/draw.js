@@ -176,7 +176,7 @@ const draw = (() => {
           add(parent, "rect", { ...box, class: "mark cell", ...(colour ? { fill: `rgb(${colour})` } : {}) });
           const fits = Math.min(size, (size * (width - 4)) / Math.max(1, widthOf(trace.text[j][i], size)));
           if (fits < 7) return;
-          const ink = colour ? { fill: bright(colour) ? "#000" : "#fff" } : {};
+          const ink = colour ? { style: `fill:${bright(colour) ? "#000" : "#fff"}` } : {};
           const place = { x: x(trace.x[i]), y: y(trace.y[j]) + 0.36 * fits, "text-anchor": "middle", "font-size": fits };
           add(free, "text", { ...place, ...ink, class: colour ? "" : "label" }, trace.text[j][i]);
         })
@@ -241,7 +241,8 @@ const draw = (() => {
     const upTexts = up.ticks.map(({ text }) => shortened(text, size, widest));
     const left = Math.ceil(Math.max(0, ...upTexts.map((text) => widthOf(text, size)))) + 12 + (yaxis.title ? 1.5 * size : 0);
     const wide = width - left - 18;
-    const slanted = across.category && across.ticks.some(({ text }) => widthOf(text, size) > wide * across.band - 6);
+    const named = across.ticks.some(({ text }) => /\p{L}/u.test(text));
+    const slanted = named && across.ticks.some(({ text }) => widthOf(text, size) > wide / across.ticks.length - 6);
     const deepest = slanted ? Math.max(...across.ticks.map(({ text }) => widthOf(shortened(text, size, 130), size))) * 0.71 : 0;
     const below = wrapped(xaxis.title, size, wide);
     const under = size + 12 + deepest;

@@ -39,7 +39,12 @@
   const HEADINGS = ["panel", "series", "x axis", "x", "y axis", "y", "low", "high"];
   const rowsOf = ({ heading, traces, layout }) => {
     const axes = [layout.xaxis.title, layout.yaxis.title];
-    const row = (name, x, y, low = "", high = "") => [heading, name, axes[0], x, axes[1], y, low, high];
+    const named = ({ tickvals = [], ticktext = [] }, value) => {
+      const text = ticktext[tickvals.indexOf(value)] || "";
+      return /\p{L}/u.test(text) ? text : value;
+    };
+    const row = (name, x, y, low = "", high = "") =>
+      [heading, name, axes[0], named(layout.xaxis, x), axes[1], named(layout.yaxis, y), low, high];
     return traces.flatMap((trace) => {
       if (trace.type === "heatmap") return trace.values.flatMap((line, j) => line.map((value, i) => row(trace.y[j], trace.x[i], value)));
       if (!["scatter", "bar"].includes(trace.type) || trace.hover === false) return [];
