@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,23 +34,30 @@ def main() -> int:
         signal.signal(ending, lambda number, _: sys.exit(128 + number))
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("--out", type=Path, default=Path("demo-flower"), help="directory of the record and its report")
-    options.add_argument("--arrivals", type=int, default=80, help="end after so many updates")
+    options.add_argument("--arrivals", type=int, default=60, help="end after so many updates")
     options.add_argument("--minutes", type=float, default=30.0, help="give up after so long")
     given = options.parse_args()
     out, live = given.out.resolve(), free_port()
     until = time.monotonic() + 60 * given.minutes
     with Loopback(out.with_name(out.name + "-processes")) as federation:
         say(f"SuperLink on 127.0.0.1:{federation.port} with TLS and node authentication")
-        for node in range(NODES):
-            slowness = 10 if node == SLOW else 1
-            federation.start_node(node, f"partition-id={node} num-partitions={NODES} slowness={slowness}")
+        settings = [f"partition-id={n} num-partitions={NODES} slowness={10 if n == SLOW else 1}" for n in range(NODES)]
+        with ThreadPoolExecutor(2) as pool:  # registering a key takes seconds
+            list(pool.map(federation.start_node, range(NODES), settings))
         say(
             f"{NODES} SuperNodes with registered keys; node {SLOW} works ten times slower; "
             f"live page http://127.0.0.1:{live}/"
         )
         run = federation.run(
             HERE,
-            {"arrivals": given.arrivals, "nodes": NODES, "work-seconds": WORK, "out": str(out), "live": live},
+            {
+                "arrivals": given.arrivals,
+                "nodes": NODES,
+                "work-seconds": WORK,
+                "surveys": 1,
+                "out": str(out),
+                "live": live,
+            },
         )
         wait_for(federation, run, live, given.arrivals // 5, until)
         federation.kill_node(KILLED)

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from acefl import report
-from acefl.core.errors import require
+from acefl.core.errors import Interrupted, require
 from acefl.core.gate import NormLimit
 from acefl.core.optimizers import Optimizer
 from acefl.core.rule import Method, Upload
@@ -25,6 +25,7 @@ from acefl.core.types import Step, Vector
 from acefl.fleets.flower.fleet import FlowerFleet, Wires
 from acefl.fleets.flower.records import ModelLayout
 from acefl.flower.learning_rate import default_lr
+from acefl.flower.stopping import noted_signals
 from acefl.runs.checkpoint import Every
 from acefl.runs.observers import Observer
 from acefl.runs.saving import recorded_lr, run_to_end
@@ -95,6 +96,7 @@ def run_async(
     """
     require(nodes >= 1, f"nodes is {nodes}; allowed: at least 1")
     require(surveys >= 0, f"surveys is {surveys}; allowed: at least 0")
+    _show_log()
     layout = ModelLayout.of(initial_arrays)
     fleet = FlowerFleet(
         grid, layout, wires, differences=rule.uploads is Upload.CHANGE, config=train_config, trained=lr is None
@@ -121,11 +123,27 @@ def run_async(
         schedule=schedule,
     )
     rounds = _Surveys(surveys, fleet, training, results, drain)
-    made = run_to_end(training, out=out, checkpoint=checkpoint, after_turn=rounds.after_turn, before_last=rounds.last)
+    with noted_signals() as signals:
+
+        def after_turn(step: Step, spent: float) -> None:
+            rounds.after_turn(step, spent)
+            if (signals.asked or fleet.stopped) and spent < 1.0:
+                raise Interrupted(_told_to_stop(step, Path(out) if checkpoint and out is not None else None))
+
+        made = run_to_end(training, out=out, checkpoint=checkpoint, after_turn=after_turn, before_last=rounds.last)
     if out is not None:
         log.info("the report: %s", report.build(Path(out)))
     results.result.arrays = layout.arrays(made.model)
     return results.result
+
+
+def _show_log() -> None:
+    """Let `flwr log` have what acefl tells, unless the app has its own mind about logging."""
+    if not log.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("acefl: %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
 
 
 def _fitting_lr(rule: Method, nodes: int, optimizer: Optimizer | None, out: Path | None) -> float:
@@ -142,6 +160,18 @@ def _fitting_lr(rule: Method, nodes: int, optimizer: Optimizer | None, out: Path
         nodes,
     )
     return lr
+
+
+def _told_to_stop(step: Step, out: Path | None) -> str:
+    """What to say about a run that was ended from outside."""
+    kept = (
+        f"`flwr run` again goes on from the checkpoint in {out}"
+        if out
+        else "nothing was kept: see checkpoint= of run_async"
+    )
+    said = f"stopped at {step.arrivals} arrivals; {kept}"
+    log.warning(said)
+    return said
 
 
 class _Surveys:

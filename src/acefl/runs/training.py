@@ -235,7 +235,7 @@ class Training:
             self.server.count_refusal(refusal.client, refusal.reason)
             nothing = Arrival(refusal.client, self.server.model, refusal.trained_on, self.server.version, -1)
             self.events.add(self.fleet.now, nothing, refusal.reason, refusal.trip)
-            log.warning("refused an answer of client %d: %s", refusal.client, refusal.reason)
+            _log_refusal("an answer", refusal.client, refusal.reason)
 
     def add_evaluation(self, step: Step, found: Evaluation) -> None:
         """Something was found out elsewhere about the model of an earlier step."""
@@ -341,7 +341,7 @@ class _Arrivals:
         self._events.add(now, arrival, reason, trip)
         if trip is not None:
             if reason and not self._fleet.virtual:
-                log.warning("refused an update of client %d: %s", arrival.client, reason)
+                _log_refusal("an update", arrival.client, reason)
             if not reason:
                 seconds, count = self._work.get(arrival.client, (0.0, 0))
                 self._work[arrival.client] = seconds + now - trip.sent, count + 1
@@ -361,6 +361,11 @@ class _Arrivals:
 
     def load_state_dict(self, state: State) -> None:
         self._work = {client: (seconds, count) for client, seconds, count in state["work"]}
+
+
+def _log_refusal(what: str, client: int, reason: str) -> None:
+    facts = {"event": "refused", "client": client, "reason": reason}
+    log.warning("refused %s of client %d: %s", what, client, reason, extra={"facts": facts})
 
 
 def _patience(method: Method, mean_times: Sequence[float]) -> int:

@@ -13,12 +13,13 @@ from threading import Lock
 
 from flwr.app import DEFAULT_TTL, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.run import RunNotRunningException
 
 from acefl.core import rng as keyed
 from acefl.core.errors import NothingInFlight, one_of, require
 from acefl.core.types import Arrival, Event, Joined, Left, Lost, Restarted, State, Vector
 from acefl.fleets import wire
-from acefl.fleets.base import Fleet, Refusal, Trip
+from acefl.fleets.base import Fleet, Member, Refusal, Trip
 from acefl.fleets.flower.post import LEAST, Post, Undelivered
 from acefl.fleets.flower.records import (
     MODEL,
@@ -134,6 +135,7 @@ class FlowerFleet(Fleet):
         self._scanned = -SCAN
         self.now = 0.0
         self.samples: dict[int, int] = {}
+        self.stopped = False  # whether the SuperLink says that the run is over
         self.metrics: dict[str, list[float]] = {}  # of accepted answers, since somebody last took them
 
     @property
@@ -144,6 +146,9 @@ class FlowerFleet(Fleet):
     def node_ids(self) -> list[int]:
         """Every client's node."""
         return [node.id for node in self._roster.nodes]
+
+    def members(self) -> list[Member]:
+        return [Member(str(node.id), node.connected) for node in self._roster.nodes]
 
     @property
     def connected(self) -> list[int]:
@@ -340,7 +345,12 @@ class FlowerFleet(Fleet):
     def _scan(self) -> None:
         """Take in who has joined; what those who left were working on is asked for at once, and found lost."""
         self._scanned = self._clock()
-        joined, left = self._roster.update(self._grid.get_node_ids())
+        try:
+            there = list(self._grid.get_node_ids())
+        except RunNotRunningException:  # no Exception in Flower: it is meant to end the process
+            self.stopped = True
+            return
+        joined, left = self._roster.update(there)
         self._take_in(joined)
         if left:
             self._post.hurry(lambda task: task.node in left)
