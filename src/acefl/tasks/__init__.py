@@ -10,6 +10,7 @@ from acefl.tasks.base import Evaluation, Task
 from acefl.tasks.batch_norm import batch_statistics, carried_statistics
 from acefl.tasks.cifar import cifar10, cifar100
 from acefl.tasks.digits import digits
+from acefl.tasks.language_model import LanguageModel, language_model
 from acefl.tasks.local_work import LocalSteps, LocalWork
 from acefl.tasks.news20 import news20
 from acefl.tasks.partition import partition
@@ -55,6 +56,7 @@ def _attacked(task: Task, attack: Any) -> Task:
 __all__ = [
     "TASKS",
     "Evaluation",
+    "LanguageModel",
     "LocalSteps",
     "LocalWork",
     "Quadratic",
@@ -66,6 +68,7 @@ __all__ = [
     "cifar10",
     "cifar100",
     "digits",
+    "language_model",
     "news20",
     "partition",
     "quadratic",
