@@ -10,6 +10,7 @@ from acefl.tasks.base import Evaluation, Task
 from acefl.tasks.batch_norm import batch_statistics, carried_statistics
 from acefl.tasks.cifar import cifar10, cifar100
 from acefl.tasks.digits import digits
+from acefl.tasks.language_model import LanguageModel, language_model
 from acefl.tasks.local_work import LocalSteps, LocalWork
 from acefl.tasks.metrics import Metric
 from acefl.tasks.news20 import news20
@@ -56,6 +57,7 @@ def _attacked(task: Task, attack: Any) -> Task:
 __all__ = [
     "TASKS",
     "Evaluation",
+    "LanguageModel",
     "LocalSteps",
     "LocalWork",
     "Metric",
@@ -68,6 +70,7 @@ __all__ = [
     "cifar10",
     "cifar100",
     "digits",
+    "language_model",
     "news20",
     "partition",
     "quadratic",
