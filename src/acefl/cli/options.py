@@ -133,7 +133,7 @@ class ScenarioOptions:
     )
     fixed: Annotated[float | None, _option(SCENARIO, "X", "Time added to every task of everybody", 0.0)] = None
     trace: Annotated[
-        str | None, _option(SCENARIO, "FILE", "CSV (client,duration) in place of law, delay and spread")
+        str | None, _option(SCENARIO, "FILE", "CSV (client,duration) in place of law, delay and spread; clients by name or number")
     ] = None
     concurrency: Annotated[int | None, _option(SCENARIO, "N", "Clients at work at once", "all")] = None
     dropout: Annotated[float | None, _option(SCENARIO, "X", "Fraction of clients that leave ...", 0.0)] = None

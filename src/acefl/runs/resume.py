@@ -102,8 +102,9 @@ def _build(
         schedule=schedules.from_record(config["schedule"]) if "schedule" in config else None,
     )
     built = plain(training.config)
-    for what in ("task", "method", "rule", "clients", "dim"):
-        require(built[what] == config[what], f"{what} is {built[what]}; the run's was {config[what]}")
+    for what in ("task", "method", "rule", "clients", "dim", "names"):
+        here, there = built.get(what), config.get(what)
+        require(here == there, f"{what} is {here}; the run's was {there}")
     training.config = config
     return training
 

@@ -10,6 +10,7 @@ from acefl.tasks.base import Evaluation, Task
 from acefl.tasks.batch_norm import batch_statistics, carried_statistics
 from acefl.tasks.cifar import cifar10, cifar100
 from acefl.tasks.digits import digits
+from acefl.tasks.groups import NamedClients, by_group
 from acefl.tasks.local_work import LocalWork
 from acefl.tasks.news20 import news20
 from acefl.tasks.partition import partition
@@ -57,11 +58,13 @@ __all__ = [
     "Evaluation",
     "LocalSteps",
     "LocalWork",
+    "NamedClients",
     "Quadratic",
     "Task",
     "TorchTask",
     "batch_statistics",
     "build",
+    "by_group",
     "carried_statistics",
     "cifar10",
     "cifar100",

@@ -24,6 +24,7 @@ from acefl.tasks.batch_norm import refuse_running_statistics, uses_batch_statist
 from acefl.tasks.channels_last import ChannelsLast, convolution_weights
 from acefl.tasks.compute import Batch, Gradients, OneByOne, Replayed, Together
 from acefl.tasks.described import described
+from acefl.tasks.groups import named
 from acefl.tasks.local_work import LocalWork
 from acefl.tasks.scoring import BatchLoss, LabelMix, Part, Samples, Scored, Scores, are_labels, even_pieces, score
 
@@ -79,6 +80,8 @@ class TorchTask:
     batch of the training size. Losses are never averages of single samples' losses, unless that is the same.
     bf16: forward and backward in bfloat16 autocast; channels_last: that memory format for 4-d inputs and weights.
     description: what a record says of the task, in place of what made it.
+    names: what clients are called in records and reports. `tasks.by_group` gives clients with their names and held-out
+    data, which are then used.
 
     Args:
         model: A module; its parameters are float32.
@@ -92,6 +95,7 @@ class TorchTask:
         device: Where to compute.
         compute, prepare, augment, evaluate_on, evaluation_batch, bf16, channels_last: See above.
         description: What records say of the task.
+        names: What clients are called; None: they have numbers alone.
     """
 
     objective = "client_loss"
@@ -116,6 +120,7 @@ class TorchTask:
         bf16: bool = False,
         channels_last: bool = False,
         description: dict[str, Any] | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         require(len(clients) >= 1, "clients is empty; allowed: at least one client's data")
         require(batch >= 1, f"batch is {batch}; allowed: at least 1")
@@ -124,6 +129,7 @@ class TorchTask:
         refuse_running_statistics(model)
         self.device = torch.device(device)
         self.clients = len(clients)
+        self.names, client_tests = named(clients, names, client_tests)
         self._description = description
         self._evaluate_on = evaluate_on
         self._module = copy.deepcopy(model).to(self.device).train()
