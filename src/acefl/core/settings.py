@@ -21,9 +21,11 @@ _SPEEDS = ("delay", "spread", "slow", "fixed")  # settings of a scenario, which 
 
 
 def replaced_settings(scenario: Mapping[str, Any]) -> tuple[str, ...]:
-    """Settings of a scenario that have no effect, since a trace or durations say how long tasks take."""
+    """Settings of a scenario that have no effect, since a trace, durations or devices say how long tasks take."""
     if scenario.get("trace"):
         return ("delay", "law", "shape", *_SPEEDS[1:])
+    if scenario.get("devices"):
+        return ("spread",)
     own = scenario.get("durations") or ()
     law = any(isinstance(entry, Real) for entry in (own.values() if isinstance(own, Mapping) else own))
     return (*_SPEEDS, *(() if law else ("law", "shape"))) if own else ()

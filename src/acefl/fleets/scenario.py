@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from acefl.core import rng as keyed
 from acefl.core.errors import InvalidInput, one_of, require
 from acefl.core.settings import replaced_settings
+from acefl.fleets.devices import DEVICES, task_times
 from acefl.fleets.measured import Entry, measured, ordered, positive, read_trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
 CLOCKS = ("event", "tick", "sampled")
-SPEEDS = ("last", "random")
+SPEEDS = ("last", "random", "first")
 _SPEED_STREAM, _DELAY_STREAM, _DROPOUT_STREAM = 1, 2, 3
 _QUANTILES = 50  # of a delay law: enough to see what rounding to whole steps does to its mean
 
@@ -67,8 +68,8 @@ LAWS: dict[str, tuple[Callable[[float, float], float], float]] = {
 class Scenario:
     """How fast clients are, how time passes, and who is there.
 
-    Client i's mean task time is `delay * spread ** (i / (n - 1))` (`slow="last"`; `slow="random"` permutes it), plus
-    `fixed`, the same for everybody. Single tasks vary around it by `law`.
+    Client i's mean task time is `delay * spread ** (i / (n - 1))` (`slow="last"`; `slow="random"` permutes it,
+    `slow="first"` turns it round), plus `fixed`, the same for everybody. Single tasks vary around it by `law`.
 
     clock: `event`: the server acts at each arrival. `tick`: once per unit of time, on whatever arrived in it.
     `sampled`: each arrival is a client drawn at random (fast ones more often), whose staleness in model versions is
@@ -80,13 +81,16 @@ class Scenario:
         law: `constant`, `exponential`, `lognormal`, `uniform`, `pareto` or `two-speed`.
         shape: Of the law: sigma (`lognormal`), tail index (`pareto`), slow over fast (`two-speed`).
         spread: How many times slower the slowest client is than the fastest.
-        slow: `last` or `random`.
+        slow: `last`, `random` or `first`: tasks order clients by their data, so speed goes with data, is independent of
+            it, or goes with it the other way round.
         fixed: Time added to every task.
         trace: CSV with columns client,duration, in place of the settings from `delay` to `fixed`. Clients are named, or
             numbered where the task has no names for them.
         durations: What clients take, by name: `{"Mercy": 3.0, "St. Ann": [40.0, 38.5]}`, a Series, or a DataFrame with
             columns client and duration, in place of `delay`, `spread`, `slow` and `fixed`. A number is a mean, around
             which tasks vary by `law`; a list is what its tasks take in turn, again and again.
+        devices: A capability profile, in place of `spread`: `edge-flowertune` or `phones`; times are multiples of
+            `delay`.
         concurrency: Clients at work at once; None: all.
         dropout: Share of clients that leave.
         dropout_at: Share of the budget at which they leave.
@@ -103,6 +107,7 @@ class Scenario:
     trace: str | Sequence[Sequence[float]] | None = None  # a CSV file with columns client,duration, or every client's
     # durations themselves: replaces delay to fixed
     durations: Mapping[str, float | Sequence[float]] | Sequence[float | Sequence[float]] | pd.DataFrame | None = None
+    devices: str | None = None  # replaces spread
     concurrency: int | None = None  # clients at work at once; None: all
     dropout: float = 0.0  # fraction of clients that leave ...
     dropout_at: float = 0.5  # ... at this fraction of the budget ...
@@ -128,7 +133,10 @@ class Scenario:
             )
         if self.concurrency is not None:
             require(self.concurrency >= 1, f"concurrency is {self.concurrency}; allowed: at least 1")
-        require(self.trace is None or self.durations is None, "trace and durations are given; allowed: one of them")
+        given = [name for name in ("trace", "durations", "devices") if getattr(self, name) is not None]
+        require(len(given) <= 1, f"{' and '.join(given)} are given; allowed: one of them")
+        if self.devices is not None:
+            one_of("devices", self.devices, DEVICES)
         if self.durations is not None:
             object.__setattr__(self, "durations", measured(self.durations))
         if self.trace is not None and not isinstance(self.trace, str | Path):
@@ -190,7 +198,8 @@ class Scenario:
             speeds = [1.0 / mean for mean in durations.mean]
             ages = [durations.mean_rounded(client, math.floor) for client in range(clients)]
             return sum(map(math.prod, zip(speeds, ages, strict=True))) / sum(speeds)
-        if self.law == "constant" and self.spread == 1 and self.trace is None and self.durations is None:
+        alike = self.spread == 1 and self.trace is None and self.durations is None and self.devices is None
+        if self.law == "constant" and alike:
             return 0.0  # all arrive in the same tick
         times = [durations.mean_rounded(client, math.ceil) for client in range(clients)]
         pause = _pause_between_tasks(times, busy)
@@ -206,7 +215,8 @@ class Scenario:
         if ignored and self.trace is not None:
             found.append(f"{ignored}: no effect beside a trace, which gives every task's duration")
         elif ignored:
-            found.append(f"{ignored}: no effect beside durations, which say how long clients take")
+            beside = "durations, which say" if self.durations is not None else "devices, which say"
+            found.append(f"{ignored}: no effect beside {beside} how long clients take")
         if self.trace is None and self.durations is None:
             if self.clock == "event" and self.fixed == 0 and self.delay != 1 and not by_time:
                 found.append(
@@ -215,7 +225,7 @@ class Scenario:
                 )
             if self.shape is not None and not LAWS[self.law][1]:
                 found.append(f"shape={self.shape:g}: no effect on the {self.law} law, which has none")
-            if self.slow != "last" and self.spread == 1:
+            if self.slow != "last" and self.spread == 1 and self.devices is None:
                 found.append(f"slow={self.slow}: no effect with spread=1, which makes all clients equally fast")
         if self.clock == "sampled" and self.concurrency is not None:
             found.append("concurrency has no effect under the sampled clock: staleness is drawn, not simulated")
@@ -283,7 +293,12 @@ class Durations:
 
     def _speeds(self, scenario: Scenario, clients: int) -> list[float]:
         last = max(clients - 1, 1)
-        scale = [scenario.delay * scenario.spread ** (i / last) for i in range(clients)]
+        if scenario.devices is not None:
+            scale = [scenario.delay * time for time in task_times(scenario.devices, clients)]
+        else:
+            scale = [scenario.delay * scenario.spread ** (i / last) for i in range(clients)]
+        if scenario.slow == "first":
+            scale.reverse()
         if scenario.slow == "random":
             order = sorted(range(clients), key=lambda i: keyed.key(self._seed, _SPEED_STREAM, i))
             scale = [scale[i] for i in order]
