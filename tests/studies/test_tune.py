@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acefl import ACE, ACED, ASGD, FedBuff, InvalidInput, Scenario, Stop, simulate, tune
-from acefl.studies.objective import Objective
 from acefl.studies import tune as halving
+from acefl.studies.objective import Objective
 from acefl.studies.spec import TUNING_SEED
 from acefl.studies.tune import GENERATION, QUARTERS, WHOLE, Tuning, search_ranges, spread_evenly
 from acefl.tasks.sources import build_task

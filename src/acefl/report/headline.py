@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from acefl.core.metrics import Target
-from acefl.report import metrics
+from acefl.report import metrics, slowest_node
 from acefl.report.metrics import Metric
 from acefl.report.recorded import Comparison, Method
 from acefl.report.statistics import leaders, places
@@ -17,13 +17,15 @@ from acefl.report.tables import over_seeds, scores_of
 
 def sentences(comparison: Comparison) -> list[str]:
     """What to say at the top of the page."""
-    said = []
+    said = slowest_node.sentences(comparison)
     metric = metrics.primary(comparison)
     scored = [] if metric is None else _best_first(comparison, metric)
     if comparison.target is not None:
         said.append(_times(comparison, comparison.target))
     elif metric is not None and scored:
         said.append(_lone(scored[0], comparison) if len(scored) == 1 else _compared(scored, metric))
+    if comparison.task.get("client_work"):
+        said.append(str(comparison.task["client_work"]))
     if len(comparison.methods) > 1:
         said.append(_budget(comparison))
         if not any(method.tuning for method in comparison.methods):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +58,9 @@ def _figure(trials: list[dict[str, Any]], name: str, metric: metrics.Metric) -> 
     for (stage, words), colour in zip(_STAGES.items(), (style.NEUTRAL, "#56B4E9", "#0072B2"), strict=True):
         own = [trial for trial in known if trial["quarters"] == stage]
         x, y = (trial["settings"][name] for trial in own), (trial["score"] for trial in own)
-        hover = f"{escape(name)} %{{x:.4g}}<br>{escape(metric.axis)} %{{y:.4g}}<br>{words}<extra></extra>"
+        hover = f"{name} %{{x:.4g}}\n{metric.axis} %{{y:.4g}}\n{words}"
         dots = {"color": colour, "size": 6 + 2 * stage}
-        traces.append(scatter(words, x, y, "markers", marker=dots, hovertemplate=hover))
+        traces.append(scatter(words, x, y, "markers", marker=dots, hover=hover))
     ends = [trial["settings"][name] for trial in known] or [1.0]
     scores = [trial["score"] for trial in known if math.isfinite(trial["score"])] or [1.0]
     layout = style.layout(

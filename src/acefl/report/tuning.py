@@ -34,12 +34,12 @@ def figure(comparison: Comparison) -> Figure | None:
         marker = {"color": look.colour, "size": 7}
         lines.append(line(method.label, look, lrs, losses, mode="lines+markers", marker=marker))
         chosen = [(lr, loss) for lr, loss in trials[method.label] if math.isclose(lr, method.lr)]
-        ring = {"symbol": "circle-open", "size": 17, "color": look.colour, "line": {"width": 3}}
+        ring = {"symbol": "circle-open", "size": 17, "color": look.colour, "width": 3}
         name = "score" if larger else "loss"
-        points.append(_points(method.label, chosen, ring, f"chosen: lr %{{x:.3g}}, {name} %{{y:.3g}}<extra></extra>"))
+        points.append(_points(method.label, chosen, ring, f"chosen: lr %{{x:.3g}}, {name} %{{y:.3g}}"))
         lost = [(lr, axis.crosses) for lr, loss in trials[method.label] if not math.isfinite(loss)]
-        cross = {"symbol": "x-thin-open", "size": 10, "color": look.colour, "line": {"width": 2.5}}
-        points.append(_points(method.label, lost, cross, "lr %{x:.3g}: diverged<extra></extra>"))
+        cross = {"symbol": "cross", "size": 10, "color": look.colour, "width": 2.5}
+        points.append(_points(method.label, lost, cross, "lr %{x:.3g}: diverged"))
     layout = style.layout(
         "learning rate (log scale)",
         metric.axis if larger else f"{metric.axis} (log scale)",
@@ -52,8 +52,8 @@ def figure(comparison: Comparison) -> Figure | None:
     caption = (
         f"{effort} learning rates were tried for each method, by the same search: five, one more beyond the best as "
         "long as it is at the edge, then one on either side of it. The one with the "
-        f"{'highest' if larger else 'lowest'} {metric.heading} is ringed and was used for every seed. "
-        "A ring at the end of a curve would mean that the range tried was too small."
+        f"{'highest' if larger else 'lowest'} {metric.heading} is ringed and was used for every seed. A ring at the "
+        "end of a curve would mean that the range tried was too small."
     )
     if any(not math.isfinite(loss) for of_method in trials.values() for _, loss in of_method):
         caption += f" Crosses along the {'bottom' if larger else 'top'} are trials that diverged."
@@ -89,4 +89,4 @@ def _ends(values: list[float]) -> tuple[float, float]:
 
 def _points(label: str, points: list[tuple[float, float]], marker: dict[str, Any], hover: str) -> Trace:
     x, y = (point[0] for point in points), (point[1] for point in points)
-    return marks(label, x, y, "markers", marker=marker, hovertemplate=hover, showlegend=False)
+    return marks(label, x, y, "markers", marker=marker, hover=hover, legend=False)

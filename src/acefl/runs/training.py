@@ -25,7 +25,7 @@ from acefl.rules import imported_from
 from acefl.runs.evaluation import Evaluator, Judge, Row, by_task
 from acefl.runs.observers import Observer, add_columns, call_all, methods
 from acefl.runs.record import FORMAT, Events, Run, TravelEvents, machine
-from acefl.tasks.base import Evaluation, Task
+from acefl.tasks.base import Evaluation, Task, client_names
 
 log = logging.getLogger("acefl")
 
@@ -92,6 +92,9 @@ class Training:
         if norm_limit is not None:
             self.config["norm_limit"] = dataclasses.asdict(norm_limit)
         self.config |= step_record(optimizer, schedule)
+        names = client_names(task)
+        if names is not None:
+            self.config.setdefault("names", names)
         self.evaluator = Evaluator(
             judge,
             evaluations,
@@ -202,7 +205,7 @@ class Training:
         assert self.task is not None
         losses = [self.evaluator.scores(client)["loss"] for client in range(self.fleet.clients)]
         broken = [client for client, loss in enumerate(losses) if not math.isfinite(loss)]
-        named = ", ".join(map(str, broken[:5])) + (" and others" if len(broken) > 5 else "")
+        named = ", ".join(map(self.name_of, broken[:5])) + (" and others" if len(broken) > 5 else "")
         objective = self.task.objective
         require(False, f"{objective} is not finite at the starting model; clients with such data: {named}")
 
@@ -235,7 +238,7 @@ class Training:
             self.server.count_refusal(refusal.client, refusal.reason)
             nothing = Arrival(refusal.client, self.server.model, refusal.trained_on, self.server.version, -1)
             self.events.add(self.fleet.now, nothing, refusal.reason, refusal.trip)
-            log.warning("refused an answer of client %d: %s", refusal.client, refusal.reason)
+            _log_refusal("an answer", refusal.client, refusal.reason)
 
     def add_evaluation(self, step: Step, found: Evaluation) -> None:
         """Something was found out elsewhere about the model of an earlier step."""
@@ -258,12 +261,19 @@ class Training:
         self.fleet.close()
         self.evaluator.close()
 
-    def clients(self) -> list[Row]:
+    def name_of(self, client: int) -> str:
+        """What a client is called: by its number, where it has no name."""
+        names = self.config.get("names", ())
+        return names[client] if client < len(names) else str(client)
+
+    def clients(self) -> list[dict[str, Any]]:
         """One row per client as of the last evaluation, with what the observers know of it."""
         times, uploads, participation = self.mean_times(), self.fleet.uploads, self._participation
-        clients: list[Row] = [
+        named = "names" in self.config
+        clients: list[dict[str, Any]] = [
             {
                 "client": client,
+                **({"name": self.name_of(client)} if named else {}),
                 "mean_time": times[client],
                 "samples": self.sample_counts.get(client, 0),
                 "participation": participation[client],
@@ -341,7 +351,7 @@ class _Arrivals:
         self._events.add(now, arrival, reason, trip)
         if trip is not None:
             if reason and not self._fleet.virtual:
-                log.warning("refused an update of client %d: %s", arrival.client, reason)
+                _log_refusal("an update", arrival.client, reason)
             if not reason:
                 seconds, count = self._work.get(arrival.client, (0.0, 0))
                 self._work[arrival.client] = seconds + now - trip.sent, count + 1
@@ -361,6 +371,11 @@ class _Arrivals:
 
     def load_state_dict(self, state: State) -> None:
         self._work = {client: (seconds, count) for client, seconds, count in state["work"]}
+
+
+def _log_refusal(what: str, client: int, reason: str) -> None:
+    facts = {"event": "refused", "client": client, "reason": reason}
+    log.warning("refused %s of client %d: %s", what, client, reason, extra={"facts": facts})
 
 
 def _patience(method: Method, mean_times: Sequence[float]) -> int:
