@@ -83,6 +83,8 @@ def test_the_loss_is_that_of_transformers_and_perplexity_its_exponential(tokeniz
     assert found.metrics["perplexity"] == pytest.approx(math.exp(found.metrics["loss"]))
     mean = sum(math.exp(loss) for loss in found.heldout_loss.tolist()) / 3
     assert found.metrics["heldout_client_perplexity"] == pytest.approx(mean)
+    assert found.client_metrics["heldout_perplexity"].mean().item() == pytest.approx(mean)
+    assert found.better == {"perplexity": "smaller"}
 
 
 def test_packed_rows_are_the_texts_one_after_another_and_held_out_texts_are_not_trained_on(tokenizer: Any) -> None:

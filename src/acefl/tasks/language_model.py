@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from acefl.core.errors import InvalidInput, require
+from acefl.core.metrics import HELD_OUT, SMALLER
 from acefl.core.types import Vector
 from acefl.tasks import hub
 from acefl.tasks.base import Evaluation
@@ -29,13 +30,18 @@ class LanguageModel(TorchTask):
 
     def evaluate(self, model: Vector) -> Evaluation:
         found = super().evaluate(model)
-        perplexity = {"perplexity": _perplexity(found.metrics["loss"])}
-        of_clients = {"client_perplexity": found.client_loss, "heldout_client_perplexity": found.heldout_loss}
-        for column, losses in of_clients.items():
+        metrics, of_clients = {"perplexity": _perplexity(found.metrics["loss"])}, dict(found.client_metrics)
+        for held, losses in (("", found.client_loss), (HELD_OUT, found.heldout_loss)):
             if losses is not None:
+                of_clients[f"{held}perplexity"] = losses.exp()
                 known = losses[~losses.isnan()]
-                perplexity[column] = sum(map(_perplexity, known.tolist())) / max(1, len(known))
-        return replace(found, metrics={**found.metrics, **perplexity})
+                metrics[f"{held}client_perplexity"] = sum(map(_perplexity, known.tolist())) / max(1, len(known))
+        return replace(
+            found,
+            metrics={**found.metrics, **metrics},
+            client_metrics=of_clients,
+            better={**found.better, "perplexity": SMALLER},
+        )
 
 
 def language_model(
