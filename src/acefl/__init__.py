@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "flower": "flower",
+    "hf": "hf",
     "loggers": "runs.loggers",
     "privacy": "tasks.privacy",
     "tasks": "tasks",
