@@ -20,6 +20,7 @@ from acefl.report.page import Cell, Table
 from acefl.report.statistics import leaders, same_seed, why_bold
 from acefl.runs.record import settings_name
 
+Row = dict[str, Any]  # of a table: the varied settings, and "mean" and "std" of a metric over seeds
 _SEED = "seed"
 _SETTING = ("task.", "scenario.", "stop.")  # other data, clients or budgets: a better score there is no better method
 
@@ -35,15 +36,33 @@ def results(directory: Path) -> pd.DataFrame:
         if path.exists():
             summary = read_json(path)
             counts = {name: summary[name] for name in ("steps", "arrivals", "time", "wall_seconds", "diverged")}
-            rows.append({**varied, **summary["final"], **counts, "cell": cell})
+            rows.append({**varied, **summary["final"], **_time_to_target(summary), **counts, "cell": cell})
     return pd.DataFrame(rows)
+
+
+def _time_to_target(summary: Row) -> Row:
+    """When a run reached its target, where it had one; NaN if it did not."""
+    if "target" not in summary:
+        return {}
+    reached = summary["target"]["reached"]
+    return {metrics.TIME_TO_TARGET: math.nan if reached is None else reached["time"]}
+
+
+def _shown(directory: Path, note: Row, table: pd.DataFrame) -> list[Metric]:
+    """What the page is about first: what it was told to go by, then the time to a target."""
+    better = read_json(directory / "cells" / str(table["cell"].iloc[0]) / "config.json").get("better") or {}
+    found = [metric for metric in metrics.known(table, better) if table[metric.key].notna().any()]
+    if metrics.TIME_TO_TARGET in table:
+        found.insert(0, metrics.time_to_target("the target"))
+    chosen = metrics.by_key(note["by"], better) if note.get("by") in table else None
+    return found if chosen is None else [chosen, *(metric for metric in found if metric.key != chosen.key)]
 
 
 def render(directory: Path) -> str:
     """The page of a sweep directory."""
     note, table = read_json(directory / "sweep.json"), results(directory)
     require(not table.empty, f"{directory} has no finished cell yet")
-    shown = [metric for metric in metrics.EVERY if metric.key in table and table[metric.key].notna().any()]
+    shown = _shown(directory, note, table)
     several = {axis: len(values) for axis, values in note["axes"].items() if len(values) > 1}
     varied = [axis for axis in several if axis != _SEED]
     return page.render(
@@ -61,9 +80,6 @@ def render(directory: Path) -> str:
             "Machine": comparison.settings(note.get("machine", {})),
         },
     )
-
-
-Row = dict[str, Any]  # the varied settings, and "mean" and "std" of a metric over seeds
 
 
 def grouped(table: pd.DataFrame, by: list[str], metric: Metric) -> list[Row]:
@@ -103,12 +119,13 @@ def _over_seeds(part: pd.DataFrame, metric: Metric) -> Row:
     lost = _lost(part)
     values = part[metric.key].where(~lost)[lost | part[metric.key].notna()]
     mean, std = float(values.mean(skipna=False)), float(values.std(skipna=False))
-    return {"mean": mean, "std": std, "diverged": int(lost.sum()), "runs": len(part)}
+    return {"mean": mean, "std": std, "diverged": int(lost.sum()), "counted": len(values), "runs": len(part)}
 
 
 def _written(row: Row, metric: Metric) -> str:
     lost = f" ({row['diverged']} of {row['runs']} diverged)" if row["diverged"] else ""
-    return metric.write(row["mean"], row["std"]) + lost
+    some = f" ({row['counted']} of {row['runs']} runs)" if row["counted"] < row["runs"] else ""
+    return metric.write(row["mean"], row["std"]) + some + lost
 
 
 def _sentences(table: pd.DataFrame, varied: list[str], metric: Metric) -> list[str]:
