@@ -192,7 +192,7 @@ def test_every_public_name_is_on_a_reference_page() -> None:
     shown = {
         name for page in pages for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     }
-    modules = {name: importlib.import_module(f"acefl.{name}") for name in ("flower", "tasks")}
+    modules = {name: importlib.import_module(f"acefl.{name}") for name in ("flower", "hf", "tasks")}
     wanted = {f"acefl.{name}" for name in acefl.__all__ if name not in modules}
     wanted |= {f"acefl.{module}.{name}" for module, content in modules.items() for name in content.__all__}
     wanted |= {f"acefl.runs.loggers.{name}" for name in ("Logger", "TensorBoard", "WandB", "MLflow")} | {
@@ -206,6 +206,7 @@ def _public() -> Iterator[tuple[str, object]]:
     for module in (
         "acefl",
         "acefl.flower",
+        "acefl.hf",
         "acefl.runs.loggers",
         "acefl.tasks.privacy",
         "acefl.tasks",

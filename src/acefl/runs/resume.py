@@ -103,10 +103,17 @@ def _build(
     )
     built = plain(training.config)
     for what in ("task", "method", "rule", "clients", "dim", "names"):
-        here, there = built.get(what), config.get(what)
-        require(here == there, f"{what} is {here}; the run's was {there}")
+        now, then = _settings(built.get(what)), _settings(config.get(what))
+        require(now == then, f"{what} is {now}; the run's was {then}")
     training.config = config
     return training
+
+
+def _settings(recorded: Any) -> Any:
+    """Without the sentence on a client's work, which follows from the rest and which older records lack."""
+    if not isinstance(recorded, dict):
+        return recorded
+    return {name: value for name, value in recorded.items() if name != "client_work"}
 
 
 def _compare_machines(there: dict[str, Any]) -> None:
