@@ -104,7 +104,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert "Usage: acefl" in out
     imported = {line.rpartition("|")[2].strip() for line in err.splitlines()}
     assert "acefl.cli.compare" in imported
-    assert not imported & {"torch", "numpy", "pandas", "sklearn", "pyarrow", "plotly", "flwr_datasets", "ray"}
+    assert not imported & {"torch", "numpy", "pandas", "sklearn", "pyarrow", "jinja2", "flwr_datasets", "ray"}
 
 
 # --- options are copies of settings that live elsewhere ---------------------------------------------------------------
@@ -445,7 +445,7 @@ def test_an_optimizer_and_a_schedule_are_named_and_recorded(acefl_command: Termi
     assert compared["schedule"] == ran["schedule"]
     code, _, err = acefl_command("run", *TINY, "--lr", "0.1", "--optimizer", "Lion")
     assert code == 2
-    assert "unknown optimizer 'Lion'; allowed: SGD, Momentum, Adam, Yogi" in err
+    assert "unknown optimizer 'Lion'; allowed: SGD, Momentum, Nesterov, Adam, Yogi" in err
     code, _, err = acefl_command("compare", *TINY, "--method", "FedAdam", "--lr", "0.1", "--optimizer", "Adam")
     assert code == 2
     assert "which FedAdam cannot be run with" in err

@@ -30,8 +30,9 @@ METHODS = (
     *("ACE", "ACED", "CA2FL", "FedBuff", "ASGD", "DelayAdaptiveASGD", "RobustACE"),
     *("RingmasterASGD", "RingleaderASGD", "MaleniaSGD", "MIFA", "FedStaleWeight"),
     *("FedAsync", "FedFa", "AREA", "FADAS", "FedAvg", "FedAdam"),
+    *("Calibrated", "RescaledASGD", "DelayedNesterov", "Clipped"),
 )
-OPTIMIZERS = ("SGD", "Momentum", "Adam", "Yogi")
+OPTIMIZERS = ("SGD", "Momentum", "Nesterov", "Adam", "Yogi")
 SCHEDULES = ("Constant", "Sqrt", "WarmUp", "Cosine")
 TASKS = ("digits", "quadratic", "cifar10", "cifar100", "news20")
 PARTITIONS = ("dirichlet", "shards", "pathological", "iid")
@@ -157,14 +158,18 @@ class StopOptions:
     ] = None
     steps: Annotated[int | None, _option(BUDGET, "N", "End after so many server steps")] = None
     time: Annotated[float | None, _option(BUDGET, "X", "End after so much virtual time")] = None
+    target: Annotated[
+        str | None,
+        _option(BUDGET, "METRIC=X", "End at the first evaluation that reaches it, as in accuracy=0.9, and say when"),
+    ] = None
 
     def build(self) -> Stop:
-        """The limits that were given, or the default comparison's."""
+        """The limits that were given, or the default comparison's, and the target."""
         from acefl.core.stop import Stop
         from acefl.studies.spec import DEFAULT_STOP
 
         given = _given(self)
-        return Stop(**given) if given else DEFAULT_STOP
+        return Stop(**given) if set(given) - {"target"} else dataclasses.replace(DEFAULT_STOP, **given)
 
 
 def check_rate(lr: float | None) -> float | None:
@@ -215,6 +220,15 @@ Evaluations = Annotated[int, typer.Option(metavar="N", min=1, help="Points per c
 RateCentre = Annotated[
     float,
     typer.Option(metavar="X", help="Middle of the first five rates tried", callback=check_rate, rich_help_panel=RATE),
+]
+By = Annotated[
+    str | None,
+    _option(
+        RATE,
+        "METRIC",
+        "What to go by, such as heldout_client_loss or f1, whichever way it is better",
+        "the task's objective",
+    ),
 ]
 ServerOptimizer = Annotated[
     str | None,

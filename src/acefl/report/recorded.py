@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from acefl.core.errors import InvalidInput, require
+from acefl.core.metrics import Better, Target, declared, direction
 from acefl.runs.record import RunFiles, document
 
 
@@ -40,6 +41,11 @@ class Run(RunFiles):
     def total(self, name: str) -> float:
         """A count of the whole run: steps, arrivals, uploads, time, wall_seconds."""
         return _number(self.summary.get(name))
+
+    def time_to(self, target: Target) -> float:
+        """When an evaluation first reached the target; NaN: none did."""
+        found = target.first(self.rows(), declared(self.config.get("better") or {}))
+        return float("nan") if found is None else found.time
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -109,6 +115,19 @@ class Comparison:
     machine: dict[str, Any]
     wall_seconds: float
     objective: str = "client_loss"  # what learning rates were chosen by
+    by: str = ""  # what it was told to go by, if anything
+
+    @cached_property
+    def better(self) -> Better:
+        """Which way metrics are better that are not acefl's own."""
+        return {name: way for run in self.runs for name, way in declared(run.config.get("better") or {}).items()}
+
+    @property
+    def target(self) -> Target | None:
+        """What runs were to reach, if anything, and if it is known which way that is."""
+        aimed = self.stop.get("target")
+        target = None if aimed is None else Target.of(aimed)
+        return target if target is not None and direction(target.metric, self.better) is not None else None
 
     @property
     def runs(self) -> list[Run]:
@@ -170,6 +189,7 @@ def _comparison(directory: Path) -> Comparison:
         machine=_settings(data, "machine", path),
         wall_seconds=_number(data.get("wall_seconds")),
         objective=str(data.get("objective") or "client_loss"),
+        by=str(data.get("by") or ""),
     )
 
 

@@ -10,8 +10,9 @@ from acefl.tasks.base import Evaluation, Task
 from acefl.tasks.batch_norm import batch_statistics, carried_statistics
 from acefl.tasks.cifar import cifar10, cifar100
 from acefl.tasks.digits import digits
-from acefl.tasks.language_model import LanguageModel, language_model
+from acefl.tasks.language_model import language_model
 from acefl.tasks.local_work import LocalSteps, LocalWork
+from acefl.tasks.metrics import Metric
 from acefl.tasks.news20 import news20
 from acefl.tasks.partition import partition
 from acefl.tasks.quadratic import Quadratic, quadratic
@@ -56,9 +57,9 @@ def _attacked(task: Task, attack: Any) -> Task:
 __all__ = [
     "TASKS",
     "Evaluation",
-    "LanguageModel",
     "LocalSteps",
     "LocalWork",
+    "Metric",
     "Quadratic",
     "Task",
     "TorchTask",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,9 @@ import torch
 from torch import nn
 
 from acefl.core.errors import InvalidInput, require
-from acefl.core.types import Vector
 from acefl.tasks import hub
-from acefl.tasks.base import Evaluation
 from acefl.tasks.local_work import LocalSteps, LocalWork, local_text
+from acefl.tasks.metrics import Metric
 from acefl.tasks.own_loss import IGNORED, next_token_loss
 from acefl.tasks.torch_task import TorchTask
 
@@ -27,15 +25,25 @@ class LanguageModel(TorchTask):
 
     tokenizer: Any
 
-    def evaluate(self, model: Vector) -> Evaluation:
-        found = super().evaluate(model)
-        perplexity = {"perplexity": _perplexity(found.metrics["loss"])}
-        of_clients = {"client_perplexity": found.client_loss, "heldout_client_perplexity": found.heldout_loss}
-        for column, losses in of_clients.items():
-            if losses is not None:
-                known = losses[~losses.isnan()]
-                perplexity[column] = sum(map(_perplexity, known.tolist())) / max(1, len(known))
-        return replace(found, metrics={**found.metrics, **perplexity})
+
+class Perplexity:
+    """exp of the mean loss of a token, over all tokens that count, however they are cut into rows."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._total, self._count = 0.0, 0
+
+    def update(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        count = int((labels[:, 1:] != IGNORED).sum())
+        if count:
+            self._total += count * float(next_token_loss(logits, labels))
+            self._count += count
+
+    def compute(self) -> float:
+        mean = self._total / self._count if self._count else math.nan
+        return math.exp(mean) if mean < 700 else math.inf if mean > 0 else math.nan
 
 
 def language_model(
@@ -74,9 +82,9 @@ def language_model(
     products is not the product of means. `freeze_a=True` keeps A as it was drawn and trains B alone (FFA-LoRA): then
     what the server averages is the adapters themselves, and half as much travels or less.
 
-    Perplexity is exp of the mean loss of a token, over all texts (`perplexity`) and by client: `client_perplexity` and
-    `heldout_client_perplexity` are means over clients. `task.module(run.model).save_pretrained(folder)` writes the
-    adapter.
+    Perplexity is exp of the mean loss of a token, by client and of the slowest fifth, on its own and on held-out texts
+    (`heldout_client_perplexity`, `heldout_slow_perplexity`), and over everybody's own (`perplexity`).
+    `task.module(run.model).save_pretrained(folder)` writes the adapter.
 
     Args:
         model, clients, client_tests, held_out: See above.
@@ -111,6 +119,7 @@ def language_model(
         next_token_loss,
         train,
         client_tests=held,
+        metrics={"perplexity": Metric(Perplexity(), smaller_is_better=True)},
         batch=batch,
         local=local,
         device=device,
@@ -138,10 +147,6 @@ def language_model(
     )
     task.tokenizer = words
     return task
-
-
-def _perplexity(loss: float) -> float:
-    return math.exp(loss) if loss < 700 else math.inf  # and NaN of NaN
 
 
 # The model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +22,20 @@ from acefl.tasks.compute import Batch, Gradients, OneByOne, Replayed, Together
 from acefl.tasks.described import described
 from acefl.tasks.flat_module import FlatModule, output_tensor
 from acefl.tasks.local_work import LocalSteps, LocalWork, client_work, local_work
+from acefl.tasks.metrics import named, usual
 from acefl.tasks.own_loss import Loss, mean_of_given, named_loss
-from acefl.tasks.scoring import BatchLoss, LabelMix, Part, Samples, Scored, Scores, are_labels, even_pieces, score
+from acefl.tasks.scoring import (
+    BatchLoss,
+    LabelMix,
+    Part,
+    Samples,
+    Scored,
+    Scores,
+    are_labels,
+    evaluation,
+    even_pieces,
+    score,
+)
 
 COMPUTE = ("auto", "one-by-one", "together")
 log = logging.getLogger(__name__)
@@ -70,6 +82,8 @@ class TorchTask:
         test: Test data, like one entry of `clients`.
         client_tests: Every client's own held-out data, like `clients`.
         columns, collate: See above.
+        metrics: Other metrics by name, each a function of outputs and targets, a torchmetrics object or a
+            `tasks.Metric`; None: `rmse` and `r2` of a regression, `f1` of yes-or-no targets.
         batch: Samples per minibatch, drawn with replacement.
         local: A client's work; None: one gradient.
         ridge: Weight of half the squared norm of the model, added to the loss.
@@ -90,6 +104,7 @@ class TorchTask:
         client_tests: Sequence[ClientData] | None = None,
         columns: Columns | None = None,
         collate: Collate | None = None,
+        metrics: Mapping[str, Any] | None = None,
         batch: int = 20,
         local: str | LocalSteps | LocalWork | None = None,
         ridge: float = 0.0,
@@ -122,7 +137,12 @@ class TorchTask:
         self._load(clients)
         self._own_loss = loss is None
         self._loss = self._models_own_loss() if loss is None else loss
+        known = self._loss is not mean_of_given or not metrics
+        require(
+            known, "metrics need outputs, and only the model knows its loss; allowed: a loss of outputs and targets"
+        )
         self._random_forward = self._draws_random_numbers()
+        self._own_metrics = None if metrics is None else named(metrics)
         self._batch_loss = self._sized_loss()
         self._own = self._first_of_each_client(evaluate_on)
         self._test = self._samples([test]) if test is not None else None
@@ -205,6 +225,9 @@ class TorchTask:
         inputs, targets = self._first_minibatch()
         with self._trying(), self._net.evaluating():
             sample = self._output(inputs, targets), targets
+            self._metrics = (
+                usual(self._loss, sample[0], self._targets) if self._own_metrics is None else self._own_metrics
+            )
             return BatchLoss(self._loss, batch=self._batch, limit=self._evaluation_batch, sample=sample)
 
     def _draws_random_numbers(self) -> bool:
@@ -278,6 +301,9 @@ class TorchTask:
             "bf16": self._net.bf16,
             "test": sum(self._test.sizes) if self._test is not None else None,
             "client_tests": sum(self._client_tests.sizes) if self._client_tests is not None else None,
+            "metrics": described({name: one.compute for name, one in self._own_metrics.items()})
+            if self._own_metrics
+            else None,
             "evaluate_on": self._evaluate_on,
             "evaluation_batch": self._evaluation_batch,
             **work,
@@ -481,33 +507,26 @@ class TorchTask:
 
     def evaluate(self, model: Vector) -> Evaluation:
         self._net.vector.copy_(model)
+        alone = self._test is None
         with self._net.evaluating():
-            own = score(self._batch_loss, self._outputs(self._own), self._own)
+            own = score(self._batch_loss, self._outputs(self._own), self._own, self._metrics, overall=alone)
             test, held_out = self._held_out()
-        overall = test or own
         penalty = 0.5 * self._ridge * float(model @ model) if self._ridge else 0.0
-        client_loss, client_accuracy = own.groups.loss + penalty, own.groups.accuracy
-        metrics = {"loss": overall.loss, "client_loss": float(client_loss[own.groups.counts].mean())}
-        if overall.accuracy is not None:
-            metrics["accuracy"] = overall.accuracy
-        if held_out is None:
-            return Evaluation(metrics, client_loss, client_accuracy)
-        metrics["heldout_client_loss"] = float(held_out.loss[held_out.counts].mean())
-        if held_out.accuracy is not None:
-            metrics["heldout_client_accuracy"] = float(held_out.accuracy[~held_out.accuracy.isnan()].mean())
-        return Evaluation(metrics, client_loss, client_accuracy, held_out.loss, held_out.accuracy)
+        return evaluation(own, test, held_out, self._metrics, penalty)
 
     def _held_out(self) -> tuple[Scored | None, Scores | None]:
         """What the test set says, and every client's scores on data it does not train on."""
         test, mixed = None, None
         if self._test is not None:
             outputs = list(self._outputs(self._test)) if self._label_mix else self._outputs(self._test)
-            test = score(self._batch_loss, outputs, self._test)
+            test = score(self._batch_loss, outputs, self._test, self._metrics, of="the test set")
             if self._label_mix is not None and isinstance(outputs, list):
                 mixed = self._label_mix.scores(self._batch_loss, outputs, test)
-        if self._client_tests is None:
+        tests = self._client_tests
+        if tests is None:
             return test, mixed
-        return test, score(self._batch_loss, self._outputs(self._client_tests), self._client_tests).groups
+        of = "the held-out data of client {}"
+        return test, score(self._batch_loss, self._outputs(tests), tests, self._metrics, of=of).groups
 
     def _outputs(self, data: Samples) -> Iterator[Part]:
         """The model's outputs with their targets, in parts that are small enough."""

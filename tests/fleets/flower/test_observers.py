@@ -44,14 +44,16 @@ def judge(model: Vector, version: int) -> Evaluation:
     return Evaluation({"loss": float(model.norm())})
 
 
-def federation(rule: Method, *observers: Observer, joins: int = 0) -> tuple[Training, FakeGrid]:
+def federation(
+    rule: Method, *observers: Observer, joins: int = 0, target: tuple[str, float] | None = None
+) -> tuple[Training, FakeGrid]:
     order = [client for _ in range(8) for client in range(CLIENTS)]
     late = [client for _ in range(4) for client in range(CLIENTS + joins)] if joins else []
     grid = FakeGrid(client_app, CLIENTS, [[(client, None)] for client in order + late])
     layout = ModelLayout.of(ArrayRecord({"w": Array(START.numpy())}))
     fleet = FlowerFleet(grid, layout, pool=AtOnce(), clock=ticking(), least=0.0)
     fleet.wait_for(CLIENTS)
-    stop = Stop(arrivals=len(order) + len(late))
+    stop = Stop(arrivals=len(order) + len(late), target=target)
     made = Training(rule, fleet, model=START, lr=LR, stop=stop, config={"task": {}}, judge=judge, evaluations=4,
         observers=observers, background=False,
     )  # fmt: skip
@@ -73,6 +75,19 @@ def test_whose_updates_make_up_the_model_is_known_of_real_clients(rule: Method) 
     assert sum(log.each["influence"]) == pytest.approx(1.0)
     assert log.each["uploads"] == [row["uploads"] for row in run.clients]
     assert math.isfinite(run.final["influence_slow"])
+
+
+def test_a_federation_ends_at_its_target() -> None:
+    whole, _ = federation(ACE())
+    losses = [row["loss"] for row in whole.complete().metrics]
+    first = losses.index(min(losses))
+    assert 0 < first < len(losses) - 1
+    made, _ = federation(ACE(), target=("loss", losses[first]))
+    run = made.complete()
+    assert [row["loss"] for row in run.metrics] == losses[: first + 1]
+    assert "was reached after" in run.config["ended"]
+    for one in (whole, made):
+        one.close()
 
 
 def test_a_client_that_joins_gets_its_share_of_influence() -> None:
