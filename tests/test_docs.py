@@ -118,6 +118,16 @@ def test_own_task_serves_every_hospital(monkeypatch: pytest.MonkeyPatch) -> None
         assert slow > 0.85, line
 
 
+def test_hospitals_is_short_and_reports_four_methods(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    example = (ROOT / "examples" / "hospitals.py").read_text(encoding="utf-8").split('"""')[2]
+    assert len([line for line in example.splitlines() if line.strip()]) <= 25
+    monkeypatch.chdir(tmp_path)
+    assert _run_example("hospitals.py", monkeypatch) == "report: hospitals-report/report.html\n"
+    record = json.loads((tmp_path / "hospitals-report" / "compare.json").read_text(encoding="utf-8"))
+    assert [method["method"] for method in record["methods"]] == ["ACE", "CA2FL", "FedBuff", "ASGD"]
+    assert "Karolinska" in (tmp_path / "hospitals-report" / "report.html").read_text(encoding="utf-8")
+
+
 def _commands(page: Path) -> list[str]:
     blocks = [content for language, content, _, _ in _blocks(page) if language == "console"]
     lines = [line for block in blocks for line in block.replace("\\\n", "").splitlines()]

@@ -117,6 +117,7 @@ def test_words_are_those_of_the_library() -> None:
     assert tuple(schedules.SCHEDULES) == options.SCHEDULES
     assert options.PARTITIONS == PARTITIONS
     assert (timing.CLOCKS, tuple(timing.LAWS), timing.SPEEDS) == (options.CLOCKS, options.LAWS, options.SPEEDS)
+    assert timing.DEVICES == options.DEVICES
 
 
 def test_every_setting_has_an_option_and_every_option_a_setting() -> None:

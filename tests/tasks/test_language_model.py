@@ -118,6 +118,8 @@ def test_every_form_of_texts_gives_the_same_task(tokenizer: Any, tmp_path: Path)
     ):
         built = task(tokenizer, form)
         assert built.samples == expected.samples
+        named = isinstance(form, dict | Path)
+        assert (built.names is not None) is named
         assert torch.equal(built._targets, expected._targets)
 
 

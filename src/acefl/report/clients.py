@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from acefl.report import style
+from acefl.report import named, style
 from acefl.report.drawing import (
     Figure,
     Panel,
@@ -45,6 +45,7 @@ def participation(comparison: Comparison) -> Figure:
         alike.setdefault(tuple(_over_seeds(method, "participation").tolist()), []).append(method.label)
     top = max(max(counts) for counts in alike) * 1.06 or 1.0
     panels = []
+    names = named.along_speed(comparison)
     for counts, labels in alike.items():
         lone = labels[0] if len(labels) == 1 else ""
         heading = "All methods alike" if 1 < len(labels) == len(comparison.methods) else ", ".join(labels)
@@ -54,7 +55,7 @@ def participation(comparison: Comparison) -> Figure:
             _BY_SPEED,
             "accepted arrivals",
             height=290,
-            xaxis={"range": [0, len(counts) + 1], "showgrid": False, "tickvals": places},
+            xaxis={"range": [0, len(counts) + 1], "showgrid": False, "tickvals": places} | names,
             yaxis={"range": [0, top]},
         )
         traces = [_bars(lone, looks[lone].colour if lone else style.NEUTRAL, shares), _equal_share(shares)]
@@ -282,6 +283,7 @@ def influence(comparison: Comparison) -> Figure | None:
         _BY_SPEED,
         "influence, as a multiple of an equal share",
         height=400,
+        xaxis=named.along_speed(comparison),
         yaxis=style.log_ticks(min(ratios, default=0.1), max(ratios, default=10.0)),
     )
     caption = (
@@ -398,7 +400,7 @@ def _staleness_of_each(comparison: Comparison) -> Panel | None:
         told += zip([method.label] * len(ranks), ranks, middle.mean(axis=0), high.mean(axis=0), strict=True)
         most = max(most, float(np.nanmax(high)))
     ages = _ticks(round(most)) | {"range": [0, 1.05 * float(np.log10(1 + most))]}
-    layout = style.layout(_BY_SPEED, "staleness", height=340, yaxis=ages)
+    layout = style.layout(_BY_SPEED, "staleness", height=340, xaxis=named.along_speed(comparison), yaxis=ages)
     table = rows(["method", "rank by speed", "median", "90th percentile"], *zip(*told, strict=True))
     return Panel("of each client's updates", [*bands, *solid_first(lines)], layout, table=table)
 

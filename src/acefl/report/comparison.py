@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from acefl.core.settings import REPLACED_BY_TRACE
-from acefl.report import equal_cost, figures, headline, metrics, page, recorded, style, tables
+from acefl.core.settings import replaced_settings
+from acefl.report import equal_cost, figures, headline, metrics, named, page, recorded, style, tables
 from acefl.report.metrics import by_key
 from acefl.report.page import PAGE, Cell, Table
 from acefl.report.recorded import Comparison, Method
@@ -97,6 +97,7 @@ def made(comparison: Comparison) -> dict[str, str | list[str]]:
         "Work per upload": str(comparison.task.get("client_work") or ""),
         "Scenario": settings(_that_matter(comparison.scenario)),
         "Trace": _trace(comparison),
+        "Durations": _durations(comparison),
         "Clock": _CLOCKS.get(clock, clock),
         "Stopped at": settings(comparison.stop),
         "Ended early": _ended_early(comparison),
@@ -133,9 +134,23 @@ def _spread(comparison: Comparison) -> str:
 
 
 def _that_matter(scenario: dict[str, Any]) -> dict[str, Any]:
-    """Beside a trace, which gives every task's duration, what would else make them is no setting of the run."""
-    replaced = REPLACED_BY_TRACE if scenario.get("trace") else ()
+    """Beside a trace or durations, what would else make them is no setting of the run; these are told apart."""
+    replaced = (*replaced_settings(scenario), "durations")
     return {name: value for name, value in scenario.items() if name not in replaced}
+
+
+def _durations(comparison: Comparison) -> str:
+    """What clients take, as it was given: of each where they are few."""
+    given = comparison.scenario.get("durations") or {}
+    own = given.items() if isinstance(given, dict) else enumerate(given)
+    told = [
+        f"{client}: {value:g}"
+        if isinstance(value, int | float)
+        else f"{client}: {len(value):,} measured, mean {sum(value) / len(value):.3g}"
+        for client, value in own
+    ]
+    more = f", and {len(told) - _MOST_NAMED:,} more clients; they are in config.json" if len(told) > _MOST_NAMED else ""
+    return ", ".join(told[:_MOST_NAMED]) + more
 
 
 def _trace(comparison: Comparison) -> str:
@@ -213,18 +228,20 @@ def _full_name(method: Method) -> str:
 def _refused(method: Method) -> str:
     total: Counter[str] = Counter()
     by_client: dict[str, Counter[str]] = {}
+    names: dict[int, str] = {}
     for run in method.runs:
+        names |= named.called(run)
         total.update(run.summary.get("refused") or {})
         for client, reasons in (run.summary.get("refused_by_client") or {}).items():
             by_client.setdefault(client, Counter()).update(reasons)
     most = sorted(by_client.items(), key=lambda entry: (-entry[1].total(), int(entry[0])))
-    named = [
-        f"{'unknown clients' if client == '-1' else f'client {client}'}: {_counts(reasons)}"
+    told = [
+        f"{'unknown clients' if client == '-1' else names.get(int(client), f'client {client}')}: {_counts(reasons)}"
         for client, reasons in most[:_MOST_NAMED]
     ]
     if len(most) > _MOST_NAMED:
-        named.append(f"{len(most) - _MOST_NAMED:,} more clients")
-    return " · ".join([_counts(total) or "none", *named])
+        told.append(f"{len(most) - _MOST_NAMED:,} more clients")
+    return " · ".join([_counts(total) or "none", *told])
 
 
 def _counts(reasons: Counter[str]) -> str:

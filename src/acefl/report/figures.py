@@ -13,8 +13,20 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from acefl.report import clients, metrics, style, tuning
-from acefl.report.drawing import Figure, Panel, Trace, band, line, rows, scatter, seeds_said, solid_first, thin
+from acefl.report import clients, metrics, named, style, tuning
+from acefl.report.drawing import (
+    Figure,
+    Panel,
+    Trace,
+    band,
+    line,
+    row_names,
+    rows,
+    scatter,
+    seeds_said,
+    solid_first,
+    thin,
+)
 from acefl.report.metrics import Metric
 from acefl.report.recorded import Comparison, Method, Run
 
@@ -30,6 +42,7 @@ def of(comparison: Comparison) -> list[Figure]:
     drawn = [
         clients.fairness(comparison),
         *(curve(comparison, metric) for metric in metrics.curves(comparison)),
+        named.each_client(comparison),
         clients.participation(comparison),
         timeline(comparison),
         clients.influence(comparison),
@@ -189,13 +202,14 @@ def _worked(method: Method, run: Run) -> Panel:
         _answers("accepted", events[accepted], {"color": colour, "size": 7}),
         _answers("refused", events[~accepted], {"color": style.SIGNAL, "size": 10, "symbol": "cross"}),
     ]
-    numbered = sorted(int(client) for client in run.clients["client"])
+    numbered, names = sorted(int(client) for client in run.clients["client"]), named.called(run)
+    places = row_names(names.get(client, str(client)) for client in numbered) | {"tickvals": numbered}
     layout = style.layout(
         "seconds since the start",
         "client",
         height=110 + 34 * len(numbered),
         xaxis={"range": [0, 1.02 * float(events["time"].max())], "showgrid": True},
-        yaxis={"tickvals": numbered, "range": [max(numbered) + 0.6, min(numbered) - 0.6], "showgrid": False},
+        yaxis=places | {"range": [max(numbered) + 0.6, min(numbered) - 0.6], "showgrid": False},
     )
     told = rows(
         ["method", "client", "sent", "answered", "accepted", "staleness"],

@@ -145,9 +145,11 @@ class Comparison:
     @property
     def speeds(self) -> str:
         """How far apart clients' speeds were, in words: by what was set, or by what a trace held."""
-        if self.scenario.get("trace"):
+        source = next((name for name in ("trace", "durations", "devices") if self.scenario.get(name)), None)
+        if source is not None:
             times = self.runs[0].clients["mean_time"].to_numpy(float)
-            return f"speeds from a trace, the slowest client {times.max() / times.min():.3g}× the fastest"
+            told = {"trace": "from a trace", "durations": "as given"}.get(source, f"of {self.scenario[source]}")
+            return f"speeds {told}, the slowest client {times.max() / times.min():.3g}× the fastest"
         return f"speeds spread {self.scenario['spread']:g}×" if self.scenario.get("spread") else ""
 
     def measures(self, metric: str) -> bool:

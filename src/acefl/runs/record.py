@@ -146,7 +146,7 @@ class Run:
         arrivals: Accepted arrivals.
         time: When it ended, in the fleet's time.
         participation: Accepted arrivals per client.
-        clients: One row per client: speed, samples, participation, accuracy, loss.
+        clients: One row per client: name (where clients have one), speed, samples, participation, accuracy, loss.
         events: One row per upload.
         refused: Refused arrivals by reason.
         refused_by_client: The same for each client; unknown clients as -1.
@@ -161,7 +161,7 @@ class Run:
     arrivals: int
     time: float
     participation: list[int] = field(repr=False)
-    clients: list[dict[str, float]] = field(repr=False)  # mean_time, samples, participation, accuracy, loss, last_sent
+    clients: list[dict[str, Any]] = field(repr=False)
     events: pd.DataFrame = field(repr=False)
     refused: dict[str, int] = field(default_factory=dict)
     refused_by_client: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)  # unknown clients as -1
@@ -224,6 +224,13 @@ class Run:
         import pandas as pd
 
         return pd.DataFrame(self.metrics)
+
+    @cached_property
+    def by_client(self) -> pd.DataFrame:
+        """The rows of `clients`, by name; by number where clients have no names."""
+        import pandas as pd
+
+        return pd.DataFrame(self.clients).set_index("name" if "names" in self.config else "client")
 
     def save(self, directory: str | os.PathLike[str]) -> Path:
         """Write the run directory: all of it, or nothing."""

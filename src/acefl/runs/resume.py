@@ -102,8 +102,8 @@ def _build(
         schedule=schedules.from_record(config["schedule"]) if "schedule" in config else None,
     )
     built = plain(training.config)
-    for what in ("task", "method", "rule", "clients", "dim"):
-        now, then = _settings(built[what]), _settings(config[what])
+    for what in ("task", "method", "rule", "clients", "dim", "names"):
+        now, then = _settings(built.get(what)), _settings(config.get(what))
         require(now == then, f"{what} is {now}; the run's was {then}")
     training.config = config
     return training

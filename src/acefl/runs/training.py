@@ -25,7 +25,7 @@ from acefl.rules import imported_from
 from acefl.runs.evaluation import Evaluator, Judge, Row, by_task
 from acefl.runs.observers import Observer, add_columns, call_all, methods
 from acefl.runs.record import FORMAT, Events, Run, TravelEvents, machine
-from acefl.tasks.base import Evaluation, Task
+from acefl.tasks.base import Evaluation, Task, client_names
 
 log = logging.getLogger("acefl")
 
@@ -92,6 +92,9 @@ class Training:
         if norm_limit is not None:
             self.config["norm_limit"] = dataclasses.asdict(norm_limit)
         self.config |= step_record(optimizer, schedule)
+        names = client_names(task)
+        if names is not None:
+            self.config.setdefault("names", names)
         self.evaluator = Evaluator(
             judge,
             evaluations,
@@ -202,7 +205,7 @@ class Training:
         assert self.task is not None
         losses = [self.evaluator.scores(client)["loss"] for client in range(self.fleet.clients)]
         broken = [client for client, loss in enumerate(losses) if not math.isfinite(loss)]
-        named = ", ".join(map(str, broken[:5])) + (" and others" if len(broken) > 5 else "")
+        named = ", ".join(map(self.name_of, broken[:5])) + (" and others" if len(broken) > 5 else "")
         objective = self.task.objective
         require(False, f"{objective} is not finite at the starting model; clients with such data: {named}")
 
@@ -258,12 +261,19 @@ class Training:
         self.fleet.close()
         self.evaluator.close()
 
-    def clients(self) -> list[Row]:
+    def name_of(self, client: int) -> str:
+        """What a client is called: by its number, where it has no name."""
+        names = self.config.get("names", ())
+        return names[client] if client < len(names) else str(client)
+
+    def clients(self) -> list[dict[str, Any]]:
         """One row per client as of the last evaluation, with what the observers know of it."""
         times, uploads, participation = self.mean_times(), self.fleet.uploads, self._participation
-        clients: list[Row] = [
+        named = "names" in self.config
+        clients: list[dict[str, Any]] = [
             {
                 "client": client,
+                **({"name": self.name_of(client)} if named else {}),
                 "mean_time": times[client],
                 "samples": self.sample_counts.get(client, 0),
                 "participation": participation[client],

@@ -33,6 +33,7 @@ from acefl.studies.spec import (
     TUNING_SEED,
     RunSpec,
 )
+from acefl.tasks.base import client_names
 from acefl.tasks.sources import TaskSource, build_task, built_once
 
 
@@ -94,7 +95,7 @@ def compare(
         require(optimizer is None or not own, f"optimizer is {optimizer}, which {label(rule)} cannot be run with")
     task = built_once(task)
     first = build_task(task, seeds[0])
-    scenario.check(first.clients)
+    scenario.check(first.clients, client_names(first))
     objective = Objective.of(first, by, stop)
     began = time.perf_counter()
     with atomic_directory(Path(out)) as folder:

@@ -22,13 +22,14 @@ from acefl.core.files import JsonLines, is_new, write_json
 from acefl.core.rule import Method
 from acefl.core.settings import label, plain, settings_of
 from acefl.core.stop import Stop
-from acefl.fleets.scenario import Scenario, read_trace
+from acefl.fleets.scenario import Scenario
 from acefl.rules import ACE, imported_from
 from acefl.runs.record import FORMAT, command_line, machine
 from acefl.runs.simulate import simulation
 from acefl.studies.jobs import Job, Jobs, Progress, open_jobs
 from acefl.studies.objective import Objective
 from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, TUNING_SEED, RunSpec
+from acefl.tasks.base import client_names
 from acefl.tasks.sources import TaskSource, build_task, built_once
 
 QUARTERS = (1, 2, 4)  # of a run's budget: where a trial may end
@@ -135,7 +136,7 @@ def tune(
     check_budget(budget)
     task = built_once(task)
     built = build_task(task, TUNING_SEED)
-    scenario.check(built.clients)
+    scenario.check(built.clients, client_names(built))
     ranges = search_ranges(rule, built.clients, lr_centre, over)
     objective = Objective.of(built, by, stop)
     plan = RunSpec(task, rule, math.nan, scenario, stop, TUNING_SEED, by=objective)
@@ -148,7 +149,7 @@ def tune(
         "objective": objective.metric,
         **({"larger": True} if objective.larger else {}),
         "scenario": scenario.record(),
-        **({"trace": read_trace(scenario.trace, built.clients)} if scenario.trace is not None else {}),
+        **({"trace": scenario.matched(built.clients, client_names(built)).trace} if scenario.trace is not None else {}),
         "stop": stop.record(),
         "ranges": {name: [one.low, one.high] for name, one in ranges.items()},
         "budget": budget,

@@ -10,6 +10,7 @@ from acefl.tasks.base import Evaluation, Task
 from acefl.tasks.batch_norm import batch_statistics, carried_statistics
 from acefl.tasks.cifar import cifar10, cifar100
 from acefl.tasks.digits import digits
+from acefl.tasks.groups import NamedClients, by_group
 from acefl.tasks.language_model import language_model
 from acefl.tasks.local_work import LocalSteps, LocalWork
 from acefl.tasks.metrics import Metric
@@ -60,11 +61,13 @@ __all__ = [
     "LocalSteps",
     "LocalWork",
     "Metric",
+    "NamedClients",
     "Quadratic",
     "Task",
     "TorchTask",
     "batch_statistics",
     "build",
+    "by_group",
     "carried_statistics",
     "cifar10",
     "cifar100",

@@ -83,7 +83,10 @@ def scores_by_speed(found: Evaluation, slow: torch.Tensor, fast: torch.Tensor) -
 
 
 class Task(Protocol):
-    """A model, its data split over clients, and the work a client does on it."""
+    """A model, its data split over clients, and the work a client does on it.
+
+    A task whose clients have names also has `names`, one per client: see `client_names`.
+    """
 
     clients: int
     samples: list[int]  # per client
@@ -103,3 +106,9 @@ class Task(Protocol):
         ...
 
     def evaluate(self, model: Vector) -> Evaluation: ...
+
+
+def client_names(task: Task | None) -> list[str] | None:
+    """What the task's clients are called, in order; None where they have numbers alone."""
+    names = getattr(task, "names", None)
+    return None if names is None else list(names)

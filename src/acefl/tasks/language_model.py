@@ -72,8 +72,8 @@ def language_model(
     model: a name on the hub, a folder, a `.gguf` file (or a folder with `gguf_file=`), or a module with `tokenizer=`.
     clients: the texts of each: a list of strings, a `datasets.Dataset` with a column `text`, a text file (of which
     paragraphs are texts) or a folder of text files. A folder in place of the list has one folder or text file per
-    client, in order of their names. The last `held_out` of each client's texts, at least one, are not trained on:
-    held-out losses and perplexities are of these. Or `client_tests` gives each client's held-out texts.
+    client, by their names; a dict names its clients, too. The last `held_out` of each client's texts, at least one,
+    are not trained on: held-out losses and perplexities are of these. Or `client_tests` gives held-out texts.
     pack: texts follow each other in rows of `length` tokens, with the end-of-text token between. What does not fill a
     row is left out, unless it is all a client has. Without it every text is a row of its own, cut or padded.
 
@@ -104,8 +104,9 @@ def language_model(
     require(length >= 2, f"length is {length}; allowed: at least 2 tokens")
     require(0 <= held_out < 1, f"held_out is {held_out}; allowed: from 0 to below 1")
     network, words, name = _loaded(model, gguf_file, tokenizer)
-    documents = [_documents(one) for one in _one_each(clients)]
-    tests = None if client_tests is None else [_documents(one) for one in _one_each(client_tests)]
+    names, texts = _one_each(clients)
+    documents = [_documents(one) for one in texts]
+    tests = None if client_tests is None else [_documents(one) for one in _one_each(client_tests)[1]]
     if tests is None and held_out:
         documents, tests = _split(documents, held_out)
     rows = _packed if pack else _padded
@@ -119,6 +120,7 @@ def language_model(
         next_token_loss,
         train,
         client_tests=held,
+        names=names,
         metrics={"perplexity": Metric(Perplexity(), smaller_is_better=True)},
         batch=batch,
         local=local,
@@ -198,16 +200,17 @@ def _adapted(network: nn.Module, lora: Any, rank: int | None, freeze_a: bool) ->
 # Texts
 
 
-def _one_each(clients: Sequence[Texts] | Mapping[str, Texts] | str | Path) -> list[Texts]:
+def _one_each(clients: Sequence[Texts] | Mapping[str, Texts] | str | Path) -> tuple[list[str] | None, list[Texts]]:
+    """The names of clients, where they have some, and the texts of each."""
     if isinstance(clients, Mapping):
-        return list(clients.values())
+        return list(clients), list(clients.values())
     if not isinstance(clients, str | Path):
-        return list(clients)
+        return None, list(clients)
     folder = Path(clients)
     require(folder.is_dir(), f"clients is {folder}; allowed: texts, or a folder with one folder or file per client")
-    found: list[Texts] = [path for path in sorted(folder.iterdir()) if path.is_dir() or path.suffix == ".txt"]
+    found = [path for path in sorted(folder.iterdir()) if path.is_dir() or path.suffix == ".txt"]
     require(bool(found), f"{folder} is empty; allowed: one folder or text file (.txt) per client")
-    return found
+    return [path.stem for path in found], list(found)
 
 
 def _documents(texts: Texts) -> list[str]:

@@ -57,7 +57,7 @@ class Metric:
         return all(callable(getattr(self.compute, method, None)) for method in ("update", "compute", "reset"))
 
 
-def named(metrics: Mapping[str, Any]) -> dict[str, Metric]:
+def named_metrics(metrics: Mapping[str, Any]) -> dict[str, Metric]:
     """A user's metrics, each with a name that no other column has."""
     require(isinstance(metrics, Mapping), f"metrics is {metrics!r}; allowed: metrics by name, as in {{'f1': f1}}")
     for name in metrics:

@@ -21,8 +21,9 @@ from acefl.tasks.client_data import ClientData, Collate, Columns, join, read
 from acefl.tasks.compute import Batch, Gradients, OneByOne, Replayed, Together
 from acefl.tasks.described import described
 from acefl.tasks.flat_module import FlatModule, output_tensor
+from acefl.tasks.groups import named
 from acefl.tasks.local_work import LocalSteps, LocalWork, client_work, local_work
-from acefl.tasks.metrics import named, usual
+from acefl.tasks.metrics import named_metrics, usual
 from acefl.tasks.own_loss import Loss, mean_of_given, named_loss
 from acefl.tasks.scoring import (
     BatchLoss,
@@ -74,6 +75,8 @@ class TorchTask:
     batch of the training size. Losses are never averages of single samples' losses, unless that is the same.
     bf16: forward and backward in bfloat16 autocast; channels_last: that memory format for 4-d inputs and weights.
     description: what a record says of the task, in place of what made it.
+    names: what clients are called in records and reports. `tasks.by_group` gives clients with their names and held-out
+    data, which are then used.
 
     Args:
         model: A module; its trainable parameters are float32.
@@ -90,6 +93,7 @@ class TorchTask:
         device: Where to compute.
         compute, prepare, augment, evaluate_on, evaluation_batch, bf16, channels_last: See above.
         description: What records say of the task.
+        names: What clients are called; None: they have numbers alone.
     """
 
     objective = "client_loss"
@@ -117,6 +121,7 @@ class TorchTask:
         bf16: bool = False,
         channels_last: bool = False,
         description: dict[str, Any] | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         require(len(clients) >= 1, "clients is empty; allowed: at least one client's data")
         require(batch >= 1, f"batch is {batch}; allowed: at least 1")
@@ -124,6 +129,7 @@ class TorchTask:
         one_of("compute", compute, COMPUTE)
         self.device = torch.device(device)
         self.clients = len(clients)
+        self.names, client_tests = named(clients, names, client_tests)
         self._description = description
         self._evaluate_on = evaluate_on
         self._net = FlatModule(model, self.device, bf16=bf16, channels_last=channels_last)
@@ -142,7 +148,7 @@ class TorchTask:
             known, "metrics need outputs, and only the model knows its loss; allowed: a loss of outputs and targets"
         )
         self._random_forward = self._draws_random_numbers()
-        self._own_metrics = None if metrics is None else named(metrics)
+        self._own_metrics = None if metrics is None else named_metrics(metrics)
         self._batch_loss = self._sized_loss()
         self._own = self._first_of_each_client(evaluate_on)
         self._test = self._samples([test]) if test is not None else None
