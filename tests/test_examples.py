@@ -38,5 +38,5 @@ def test_minilm_lora_trains_adapters_of_any_bert(tmp_path: Path, monkeypatch: py
         runpy.run_path(str(EXAMPLES / "minilm_lora.py"), run_name="__main__")
     first, *lines = printed.getvalue().splitlines()
     adapters = 2 * 2 * (8 * 8 + 8 * 8)  # query and value of two layers, both factors
-    assert first.startswith(f"{adapters + 8 * 20 + 20:,} parameters travel. A client takes 2 steps of AdamW")
+    assert first.startswith(f"{adapters + 8 * 20 + 20:,} parameters travel. A client takes 2 steps of SGD")
     assert [line.split()[0] for line in lines] == ["ACE", "FedAvg"]
