@@ -29,7 +29,7 @@ METHODS = ((ACE(warmup="seen"), 0.2), (FedAvg(), 1.0))  # by rule of thumb: `ace
 
 
 class Classifier(nn.Module):
-    """A text's embedding, as MiniLM is meant to be used (the mean over its words, of length one), and a linear layer."""
+    """A text's embedding as MiniLM gives it, the mean over its words brought to one length, and a linear layer."""
 
     def __init__(self, encoder: nn.Module, width: int, classes: int = 20) -> None:
         super().__init__()

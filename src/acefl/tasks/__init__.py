@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from acefl.core.errors import InvalidInput, require
+from acefl.tasks import natural
 from acefl.tasks.base import Evaluation, Task
 from acefl.tasks.batch_norm import batch_statistics, carried_statistics
 from acefl.tasks.cifar import cifar10, cifar100
@@ -23,6 +24,7 @@ TASKS: dict[str, Callable[..., Task]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
     "digits": digits,
+    **{f"natural.{task.__name__}": task for task in natural.TASKS},
     "news20": news20,
     "quadratic": quadratic,
 }
@@ -73,6 +75,7 @@ __all__ = [
     "cifar100",
     "digits",
     "language_model",
+    "natural",
     "news20",
     "partition",
     "quadratic",
