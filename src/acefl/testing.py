@@ -164,7 +164,7 @@ def snapshot(settings: Method) -> None:
             which.absorb(arrival)
         assert _equal(state, kept), f"the state changed while the rule {whose} absorbed more"
         _directions(which, log[half + 2 :])
-        assert _equal(state, kept), f"the state changed while the rule {whose} went on"
+        assert _equal(state, kept), f"the state changed while the rule {whose} continued"
 
 
 def names(settings: Method) -> None:
