@@ -2,7 +2,8 @@
 
 A driver is called with a method's name and settings, the number of clients, the first model and the learning rate. It
 returns an object with `arrive(arrivals) -> model`, `join(clients)` and `leave(client)`, or None where it does not have
-the method. `arrivals` is a list of (client, update, staleness) that come before one step.
+the method. `arrivals` is a list of (client, update, staleness) that come before one step. What the server cannot do,
+such as taking in two arrivals before it steps, raises `CannotDo`: there is no verdict on that script then.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +20,10 @@ VECTORS = Path(__file__).parent / "vectors.json"
 CLOSE = 1e-5  # of numbers about 1, in float32
 
 Arrivals = list[tuple[int, list[float], int]]
+
+
+class CannotDo(Exception):
+    """The server that is tried does not have this."""
 
 
 class Tried(Protocol):
@@ -64,7 +70,8 @@ def check(driver: Driver, vectors: dict[str, Any] | None = None) -> list[Verdict
             script = scripts[name]
             tried = driver(vector["method"], vector["settings"], script["clients"], script["start"], script["lr"])
             if tried is not None:
-                found.append(_follow(tried, vector, script, models))
+                with suppress(CannotDo):
+                    found.append(_follow(tried, vector, script, models))
     return found
 
 
