@@ -71,3 +71,17 @@ def test_every_import_is_declared_and_those_of_extras_are_late() -> None:
 def test_every_dependency_is_imported() -> None:
     used = {name for path in SOURCE.rglob("*.py") for name, _ in imports(path)}
     assert used >= CORE
+
+
+def test_what_test_install_runs_is_there() -> None:
+    """`make test-install` names test files; one that has moved would be said only after minutes of installing."""
+    tests = Path(__file__).parent
+    tree = ast.parse((tests / "install" / "check.py").read_text(encoding="utf-8"))
+    constants = {
+        ast.unparse(node.targets[0]): ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("TESTS", "EXTRAS")
+    }
+    named = [*constants["TESTS"], *constants["EXTRAS"].values()]
+    assert named
+    assert not [name for name in named if not (tests / name.partition("::")[0]).exists()]

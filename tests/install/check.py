@@ -26,15 +26,15 @@ PYTHONS = ("python3.11", "python3.12", "python3.13")
 COMPARISON = ("compare", "--clients=10", "--arrivals=200", "--seeds=1", "--method=ACE", "--method=FedBuff")
 TESTS = (
     "test_package.py",  # every public name
-    "test_cli.py",  # typer, rich
-    "test_kernels.py::test_numba_equals_numpy[1-int8]",  # numba, llvmlite
-    "test_record.py",  # pandas, pyarrow, safetensors
+    "cli/test_cli.py",  # typer, rich
+    "core/test_kernels.py::test_numba_equals_numpy[1-int8]",  # numba, llvmlite
+    "runs/test_record.py",  # pandas, pyarrow, safetensors
     "tasks/test_cifar.py",  # pillow
     "tasks/test_partition.py",  # datasets, flwr-datasets
     "rules/test_contract.py",
-    "report/test_report.py",  # plotly, jinja2
+    "report/test_report.py",  # jinja2
 )
-EXTRAS = {"text": "tasks/test_news20.py", "privacy": "test_privacy.py", "tensorboard": "test_loggers.py"}
+EXTRAS = {"text": "tasks/test_news20.py", "privacy": "tasks/test_privacy.py", "tensorboard": "runs/test_loggers.py"}
 
 
 def main() -> int:

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 
 from acefl.core import rng as keyed
 from acefl.core.errors import NothingInFlight
-from acefl.core.state import lend
+from acefl.core.state import snapshot
 from acefl.core.types import Arrival, Event, Left, Lost, State, Vector
 from acefl.fleets.base import Fleet
 from acefl.fleets.lazy import LazyWork
 from acefl.fleets.scenario import Durations, Scenario, dropouts
 from acefl.rules.ace import ClientMemory
-from acefl.tasks.base import Task
+from acefl.tasks.base import Task, client_names
 
 _WORK_STREAM, _IDLE_STREAM, _SAMPLE_STREAM = 11, 12, 13
 
@@ -37,7 +37,7 @@ class SimulatedFleet(Fleet):
     """A heap of tasks by finishing time. Ties break by sequence number, not by client."""
 
     def __init__(self, task: Task, scenario: Scenario, seed: int, memory: ClientMemory | None) -> None:
-        self.durations = Durations(scenario, task.clients, seed)
+        self.durations = Durations(scenario, task.clients, seed, client_names(task))
         self._dropout_at, self._rejoin_at = scenario.dropout_at, scenario.rejoin_at
         self._leavers = dropouts(scenario, task.clients, seed)
         self._left = self._back_again = not self._leavers
@@ -278,7 +278,7 @@ class SampledFleet(SimulatedFleet):
         raise AssertionError("unreachable")
 
     def state_dict(self) -> State:
-        history = lend(map(str, self._history), lambda version: self._history[int(version)])
+        history = snapshot(map(str, self._history), lambda version: self._history[int(version)])
         return {**super().state_dict(), "history": history, "newcomers_only": self._newcomers_only}
 
     def load_state_dict(self, state: State) -> None:
