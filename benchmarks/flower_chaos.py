@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from acefl import ACED, Run, Stop, load
+from acefl import ACE, Run, Stop, load
 from acefl.core.loop import run
 from acefl.core.server import Server
 from acefl.fleets.flower.loopback import Loopback, free_port
@@ -122,7 +122,10 @@ def partitions(federation: Loopback) -> dict[str, int]:
 
 
 def replayed(made: Run, data: dict[str, int]) -> torch.Tensor:
-    """The model that a script of the recorded accepted arrivals gives."""
+    """The model that a script of the recorded accepted arrivals gives.
+
+    For ACE these decide everything; ACED also goes by when models were sent, also to who never answered.
+    """
     sys.path.insert(0, str(APP))
     from flower_chaos import task  # type: ignore[import-not-found]
 
@@ -131,7 +134,7 @@ def replayed(made: Run, data: dict[str, int]) -> torch.Tensor:
     rows = accepted[["client", "trained_on", "version"]].itertuples(index=False)
     script = [[(int(row[0]), int(row[1])) for row in turn] for _, turn in groupby(rows, key=lambda row: row[2])]
     fleet = ScriptedFleet(script, lambda client, visit, model: task.gradient(data[nodes[client]], model))
-    server = Server(task.start(), ACED(tau=40, warmup="seen").build(len(nodes), task.start()), task.LR, len(nodes))
+    server = Server(task.start(), ACE(warmup="seen").build(len(nodes), task.start()), task.LR, len(nodes))
     for _ in run(server, fleet, Stop(arrivals=len(accepted))):
         pass
     return server.model

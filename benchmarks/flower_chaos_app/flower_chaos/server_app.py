@@ -8,7 +8,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from acefl import ACED, Every, Stop
+from acefl import ACE, Every, Stop
 from acefl.flower import run_async
 from acefl.runs.live import LivePage
 from acefl.runs.live_log import JsonLines
@@ -39,7 +39,7 @@ def main(grid: Grid, context: Context) -> None:
     out = str(config["out"])
     run_async(
         Doubling(grid),  # type: ignore[arg-type]
-        ACED(tau=40, warmup="seen"),
+        ACE(warmup="seen"),
         ArrayRecord({"w": Array(task.start().numpy())}),
         lr=task.LR,
         stop=Stop(time=float(config["seconds"])),
