@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from acefl.core.errors import AceflError, InvalidInput, require
+from acefl.flower.versions import is_tested, tested
 
 log = logging.getLogger("acefl")
 
-TESTED = ("1.41.",)  # versions of Flower whose inner names were tried
 LOOKS_EVERY = 0.2  # seconds between two looks for a message
 PRELOADED = ("flwr.supernode.runtime.run_clientapp", "numpy", "torch", "acefl.fleets.flower.client")
 MOST_NAMES = 1 << 20  # bytes that a ClientApp may tell of its imports
@@ -87,10 +87,9 @@ def check_version(version: str) -> None:
     Args:
         version: Of the installed flwr.
     """
-    allowed = ", ".join(f"{prefix}x" for prefix in TESTED)
     require(
-        version.startswith(TESTED),
-        f"flwr is {version}; allowed: {allowed}. Use Flower's own flower-superexec, which is slower and always fits.",
+        is_tested(version),
+        f"flwr is {version}; allowed: {tested()}. Use Flower's own flower-superexec, which is slower and always fits.",
     )
 
 

@@ -26,6 +26,7 @@ from acefl.fleets.flower.fleet import FlowerFleet, Wires
 from acefl.fleets.flower.records import ModelLayout
 from acefl.flower.learning_rate import default_lr
 from acefl.flower.stopping import noted_signals
+from acefl.flower.versions import warn_if_untested
 from acefl.runs.checkpoint import Every
 from acefl.runs.observers import Observer
 from acefl.runs.saving import recorded_lr, run_to_end
@@ -97,6 +98,7 @@ def run_async(
     require(nodes >= 1, f"nodes is {nodes}; allowed: at least 1")
     require(surveys >= 0, f"surveys is {surveys}; allowed: at least 0")
     _show_log()
+    warn_if_untested()
     layout = ModelLayout.of(initial_arrays)
     fleet = FlowerFleet(
         grid, layout, wires, differences=rule.uploads is Upload.CHANGE, config=train_config, trained=lr is None

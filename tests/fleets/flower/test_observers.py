@@ -14,10 +14,12 @@ from tests.fleets.flower.test_bad_answers import CLIENTS, LR, START, client_app
 
 from acefl import ACE, CA2FL, FedBuff, InvalidInput, Stop
 from acefl.core.rule import Method
-from acefl.core.types import Vector
+from acefl.core.types import Step, Vector
 from acefl.fleets.flower.fleet import FlowerFleet
-from acefl.fleets.flower.records import ModelLayout
+from acefl.fleets.flower.records import Findings, ModelLayout
+from acefl.fleets.flower.survey import Survey
 from acefl.probes import ErrorTerms, Participation, TrueGradient
+from acefl.runs.evaluation import Evaluator
 from acefl.runs.loggers import Logger
 from acefl.runs.observers import Observer
 from acefl.runs.training import Training
@@ -128,3 +130,13 @@ def test_an_observer_with_a_few_methods_of_its_own_will_do() -> None:
     made.finish()
     made.close()
     assert few.rows > 1
+
+
+def test_nodes_tell_other_metrics_too() -> None:
+    """Those of which everybody knows which way they are better."""
+    found = {0: Findings(3, {"loss": 1.0, "f1": 0.5, "odd": 2.0}), 2: Findings(4, {"eval_loss": 3.0, "f1": 0.7})}
+    made = Survey(5, set(), found).evaluation(clients=3)
+    assert made.metrics == pytest.approx({"client_loss": 2.0, "client_f1": 0.6})
+    assert list(made.client_metrics) == ["f1"]
+    row = Evaluator(None, 1, lambda: [1.0, 2.0, 3.0], background=False).add(Step(0, 0, 0.0, False), made)
+    assert (row["fast_f1"], row["slow_f1"], row["worst_f1"]) == pytest.approx((0.5, 0.7, 0.5))
