@@ -203,6 +203,20 @@ def test_a_run_says_whether_and_when_it_reached_its_target(acefl_command: Termin
     }
 
 
+def test_a_table_with_a_target_fits_the_terminal(acefl_command: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    digits = ["--clients", "5", "--arrivals", "40", "--lr", "0.2", "--seeds", "2", "--workers", "1"]
+    acefl_command.json(
+        "compare", *digits, "--method", "ACE", "--method", "ASGD", "--target", "accuracy=0.5", "--out", "w"
+    )
+    for columns in (60, 80, 120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        _, out, _ = acefl_command("report", "w")
+        assert max(map(len, out.splitlines())) <= columns
+        assert "method" in out
+        assert "ASGD" in out
+        assert "accuracy" in out
+
+
 @pytest.mark.parametrize("flags", [("--target", "f1=0.9"), ("--by", "f1")])
 def test_a_metric_that_is_not_there_is_one_line_on_every_command(
     acefl_command: Terminal, flags: tuple[str, str]
