@@ -175,7 +175,9 @@ def test_every_scenario_option_arrives_where_it_belongs(acefl_command: Terminal)
     }
     flags = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     result = acefl_command.json("run", *TINY, "--lr", "0.1", *flags)
-    assert result["scenario"] == {**settings, "trace": None}
+    assert result["scenario"] == {**settings, "trace": None, "devices": None, "durations": None}
+    phones = acefl_command.json("run", *TINY, "--lr", "0.1", "--devices", "phones", "--slow", "first")["scenario"]
+    assert (phones["devices"], phones["slow"], phones["spread"]) == ("phones", "first", 1.0)
     Path("trace.csv").write_text("client,duration\n" + "".join(f"{client},1\n" for client in range(5)))
     traced = acefl_command.json("run", *TINY, "--lr", "0.1", "--trace", "trace.csv", "--time", "9")
     assert traced["scenario"]["trace"] == "trace.csv"
