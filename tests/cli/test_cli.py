@@ -147,6 +147,7 @@ def test_help_shows_the_defaults_that_hold() -> None:
         "shape": ", ".join(map(str, laws)),
         "concurrency": "all",
         "rejoin_at": "never",
+        "local": "one gradient",
     }
     hints = {
         name: hint
@@ -304,7 +305,8 @@ def test_local_work_is_named_with_the_task_and_recorded(acefl_command: Terminal)
     local = "sgd(lr=0.05, epochs=2)"
     settings = ["--task", f"digits(local='{local}')", *("--clients", "5"), *("--method", "FedAvg"), *("--lr", "1")]
     acefl_command.json("run", *settings, "--arrivals", "10", "--out", "lone")
-    acefl_command.json("compare", *settings, "--arrivals", "10", *("--seeds", "1"), *("--workers", "1"))
+    option = ["--local", local, *settings[2:]]
+    acefl_command.json("compare", *option, "--arrivals", "10", *("--seeds", "1"), *("--workers", "1"))
     lone, compared = acefl.load("lone"), json.loads(Path("acefl-compare/compare.json").read_text())
     assert lone.config["task"]["local"] == compared["task"]["local"] == local
     said = "A client takes 2 epochs of SGD (lr 0.05) on minibatches of 20 of its samples"

@@ -94,6 +94,9 @@ class TaskOptions:
         int | None, _option(TASK, "N", "Labels per client, for shards and pathological", 2)
     ] = None
     batch: Annotated[int | None, _option(TASK, "N", "Samples per gradient", 20)] = None
+    local: Annotated[
+        str | None, _option(TASK, "WORK", "A client's work per upload, as in 'sgd(lr=0.1, epochs=2)'", "one gradient")
+    ] = None
     dim: Annotated[int | None, _option(TASK, "N", "quadratic: number of parameters", 50)] = None
     heterogeneity: Annotated[float | None, _option(TASK, "X", "quadratic: how far optima lie apart", 1.0)] = None
     noise: Annotated[float | None, _option(TASK, "X", "quadratic: noise of the gradients", 0.5)] = None
