@@ -22,6 +22,17 @@ def leaderboard(
         ),
     ] = None,
     only: Annotated[bool, typer.Option("--only", help="Only the methods named, not the library's")] = False,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--task",
+            metavar="NAME",
+            help="In place of the board's two: 'digits(alpha=1.0)', or your own as mypkg.mymodule:make_task; again for "
+            "each",
+            show_default=False,
+            autocompletion=lambda: list(options.TASKS),
+        ),
+    ] = None,
     arrivals: Annotated[
         int, typer.Option(metavar="N", min=1, help="Accepted uploads per run", rich_help_panel=options.BUDGET)
     ] = 6000,
@@ -67,6 +78,7 @@ def leaderboard(
       acefl leaderboard --workers 16 --out board
       acefl leaderboard --rule mypkg.mymodule:MyRule --out board
       acefl leaderboard --rule mypkg.mymodule:MyRule --only --out mine
+      acefl leaderboard --task mypkg.mymodule:make_task --out mine
       acefl leaderboard --show board > board.md
       acefl leaderboard --recorded
     """
@@ -85,6 +97,7 @@ def leaderboard(
             own,
             out=out,
             only=only,
+            tasks=task or (),
             arrivals=arrivals,
             budget=budget,
             seeds=chosen,

@@ -70,8 +70,8 @@ def one_of(words: tuple[str, ...]) -> dict[str, Any]:
 
 
 _TASK_NAME: Any = typer.Option(
-    help=f"One of {', '.join(TASKS)}; settings without an option of their own as in "
-    "\"cifar10(folder='data', device='cuda')\"",
+    help=f"One of {', '.join(TASKS)}, or your own as mypkg.mymodule:make_task; settings without an option of their own "
+    "as in \"cifar10(folder='data', device='cuda')\"",
     metavar="NAME",
     rich_help_panel=TASK,
     autocompletion=lambda: list(TASKS),
@@ -99,12 +99,16 @@ class TaskOptions:
         """All settings of the task, for `acefl.studies`; a setting that the task does not have is refused."""
         from acefl import tasks
         from acefl.studies.spec import DEFAULT_TASK
+        from acefl.tasks.sources import parse_task
 
+        options = {key: value for key, value in _given(self).items() if key != "task"}
+        if is_own(self.task):
+            return {**options, **parse_task(self.task)}
         name, called = parse_call(self.task) or (self.task, {})
         require(name in tasks.TASKS, f"unknown task {name!r}; allowed: {', '.join(tasks.TASKS)}")
         parameters = inspect.signature(tasks.TASKS[name]).parameters
         default = DEFAULT_TASK if DEFAULT_TASK["name"] == name else {}
-        given = {key: value for key, value in _given(self).items() if key != "task"} | called
+        given = options | called
         for key, value in given.items():
             allowed = ", ".join(key for key in parameters if key != "seed")
             require(key in parameters and key != "seed", f"task {name} has no setting {key!r}; allowed: {allowed}")

@@ -111,6 +111,7 @@ def run(
       acefl run --lr 0.25 --out runs/long --checkpoint-every 1000
       acefl run --resume runs/long
       acefl run --method mypkg.mymodule:MyRule --lr 0.1
+      acefl run --task 'mypkg.mymodule:make_task(batch=8)' --lr 0.1 --out runs/mine
       acefl run --fleet ray --actors 4 --lr 0.25 --arrivals 20000
     """
     from acefl import Every, report, simulate
@@ -123,12 +124,14 @@ def run(
     foretold: dict[str, list[str]] = {}
     with contextlib.ExitStack() as whole:
         if resume is not None:
-            _refuse_settings_beside_resume(context, but="method" if options.is_own(method) else "")
-            own = options.parse_methods([method])[0] if options.is_own(method) else None
+            named = {"method": options.is_own(method), "task": options.is_own(task.task)}
+            _refuse_settings_beside_resume(context, [name for name, own in named.items() if own])
+            own = options.parse_methods([method])[0] if named["method"] else None
+            own_task = options.TaskOptions(task.task).build() if named["task"] else None
             out = folder = resume
             whole.enter_context(_telling_how_to_go_on(out))
             with show.fraction_bar("resumed", quiet=json) as progress:
-                finished = go_on(resume, rule=own, progress=progress)
+                finished = go_on(resume, task=own_task, rule=own, progress=progress)
         elif lr is None:
             raise InvalidInput("Missing option '--lr' (see acefl run --help)")
         elif fleet == "ray":
@@ -197,9 +200,9 @@ def run(
         show.path("report", out / "report.html")
 
 
-def _refuse_settings_beside_resume(context: typer.Context, but: str) -> None:
-    """A setting that would be ignored is a mistake. A method of one's own has to be named: records import nothing."""
-    for option in options.written(context, beside=("resume", "json", but)):
+def _refuse_settings_beside_resume(context: typer.Context, but: list[str]) -> None:
+    """A setting that would be ignored is a mistake. What is one's own has to be named: records import nothing."""
+    for option in options.written(context, beside=("resume", "json", *but)):
         raise InvalidInput(f"{option} is given beside --resume, which takes all settings from the record")
 
 

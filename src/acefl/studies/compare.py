@@ -32,7 +32,7 @@ from acefl.studies.spec import (
     TUNING_SEED,
     RunSpec,
 )
-from acefl.tasks.sources import TaskSource, build_task, built_once
+from acefl.tasks.sources import TaskSource, build_task, built_once, describe
 
 
 def compare(
@@ -61,7 +61,8 @@ def compare(
     `report.html`.
 
     Args:
-        task: Arguments of a task by name, or a function that makes the task of a seed.
+        task: A task by name, `"digits(clients=50)"` or your own as `"mymodule:make_task(batch=8)"`; its arguments; or
+            a function that makes the task of a seed, which runs in this process alone.
         methods: Settings of the methods, each once.
         out: Directory to write.
         scenario: Speeds, clock and dropouts.
@@ -107,7 +108,7 @@ def compare(
             for rule in methods
         ]
         _run(contenders, seeds, folder / "runs", workers, progress)
-        described = first.describe() if callable(task) else dict(task)
+        described = describe(task, first)
         content = {
             "format": FORMAT,
             "title": title or f"{len(methods)} methods on {described.get('name', 'a task')}",

@@ -13,6 +13,7 @@ from acefl.core.settings import label
 from acefl.runs import record
 from acefl.runs.replay import replay
 from acefl.tasks.base import Task
+from acefl.tasks.sources import TaskSource
 
 
 def compare(
@@ -21,7 +22,7 @@ def compare(
     *,
     out: str | os.PathLike[str],
     lr: float | None = None,
-    task: Task | None = None,
+    task: Task | TaskSource | None = None,
     evaluations: int = 50,
 ) -> Path:
     """Replay a recorded run with several methods; `out` holds a run directory for each and one report."""

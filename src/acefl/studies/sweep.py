@@ -7,7 +7,7 @@ A grid is a TOML file:
     schedule = "WarmUp(share=0.1)"        # and optimizer = "Adam", if wanted
     seed = [0, 1, 2]
     [task]
-    name = "digits"
+    name = "digits"                       # or your own: "mymodule:make_task", with its arguments below
     alpha = [0.1, 1.0]
     [scenario]
     spread = [1.0, 30.0]
@@ -36,6 +36,7 @@ from acefl.rules import parse
 from acefl.runs.record import FORMAT, machine, settings_name
 from acefl.studies.jobs import Job, Progress, open_jobs
 from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, RunSpec
+from acefl.tasks.sources import check_task, parse_task
 
 KEYS = ("method", "lr", "optimizer", "schedule", "seed", "evaluations", "task", "scenario", "stop")
 Settings = dict[str, Any]  # "method" -> "ACE", "task.alpha" -> 0.1, ...
@@ -54,7 +55,7 @@ class Cell:
     def spec(self, folder: Path) -> RunSpec:
         settings = self.settings
         return RunSpec(
-            task=_part(settings, "task", {} if "task.name" in settings else dict(DEFAULT_TASK)),
+            task=_part(settings, "task", {} if "task.name" in settings else _named_task(settings)),
             rule=parse(str(settings.get("method", "ACE"))),
             lr=_number("lr", settings["lr"]),
             scenario=build(Scenario, _part(settings, "scenario", dataclasses.asdict(DEFAULT_SCENARIO)), "scenario"),
@@ -181,7 +182,9 @@ def _check(cell: Cell, folder: Path) -> None:
     """Refuse a grid whose settings are wrong before any work is done."""
     spec = cell.spec(folder)
     require(spec.lr > 0, f"lr is {spec.lr}; allowed: above 0")
-    clients = spec.task.get("clients") if isinstance(spec.task, Mapping) else None
+    assert isinstance(spec.task, Mapping)
+    check_task(spec.task)
+    clients = spec.task.get("clients")
     if clients is not None:
         spec.scenario.check(_whole("task.clients", clients))
 
@@ -197,6 +200,11 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 def _part(settings: Settings, head: str, base: dict[str, Any]) -> dict[str, Any]:
     own = {key.removeprefix(f"{head}."): value for key, value in settings.items() if key.startswith(f"{head}.")}
     return {**base, **own} if own or head != "stop" else {}
+
+
+def _named_task(settings: Settings) -> dict[str, Any]:
+    """`task = "mymodule:make_task(batch=8)"` or `task = "digits"`; without either, the default comparison's."""
+    return parse_task(str(settings["task"])) if "task" in settings else dict(DEFAULT_TASK)
 
 
 def _number(name: str, value: Any) -> float:

@@ -28,7 +28,7 @@ from acefl.runs.record import FORMAT, command_line, machine
 from acefl.runs.simulate import simulation
 from acefl.studies.jobs import Job, Jobs, Progress, open_jobs
 from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, TUNING_SEED, RunSpec, score_of
-from acefl.tasks.sources import TaskSource, build_task, built_once
+from acefl.tasks.sources import TaskSource, build_task, built_once, describe
 
 QUARTERS = (1, 2, 4)  # of a run's budget: where a trial may end
 WHOLE = QUARTERS[-1]
@@ -116,7 +116,8 @@ def tune(
     call with the same settings goes on from there; the end is in `out/tuning.json` and `out/report.html`.
 
     Args:
-        task: Arguments of a task by name, or a function that makes the task of a seed.
+        task: A task by name, `"digits(clients=50)"` or your own as `"mymodule:make_task(batch=8)"`; its arguments; or
+            a function that makes the task of a seed, which runs in this process alone.
         rule: Settings of the method; None: ACE.
         scenario: Speeds, clock and dropouts.
         stop: Budget of a whole run.
@@ -136,7 +137,7 @@ def tune(
     plan = RunSpec(task, rule, math.nan, scenario, stop, TUNING_SEED)
     described = {
         "format": FORMAT,
-        "task": built.describe() if callable(task) else dict(task),
+        "task": describe(task, built),
         "method": label(rule),
         "rule": settings_of(rule),
         **imported_from(rule),
