@@ -404,7 +404,7 @@ def test_told_to_stop_it_leaves_nothing_behind(own_directory: Path, number: sign
     endless = ["compare", *TINY, "--arrivals", "100000000", "--workers", "2", "--out", "new/record"]
     process = python("-m", "acefl", *endless, start_new_session=True)
     try:
-        while process.poll() is None and not list(own_directory.glob("new/.record-*")):
+        while process.poll() is None and not list(own_directory.glob("new/record/unfinished")):
             time.sleep(0.05)
         assert process.poll() is None
         os.killpg(process.pid, number)

@@ -220,6 +220,16 @@ RateCentre = Annotated[
     float,
     typer.Option(metavar="X", help="Middle of the first five rates tried", callback=check_rate, rich_help_panel=RATE),
 ]
+Rates = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lr",
+        metavar="X",
+        help="One rate for every method, or NAME=X for one of them, again for each [dim]\\[tune each one's][/dim]",
+        show_default=False,
+        rich_help_panel=RATE,
+    ),
+]
 ServerOptimizer = Annotated[
     str | None,
     _option(RATE, "NAME", f"How the server steps: {', '.join(OPTIMIZERS)}, settings as in 'Adam(beta2=0.9)'", "SGD"),
@@ -245,6 +255,22 @@ def parse_methods(names: list[str] | None) -> list[Method]:
     from acefl.studies.spec import PAPER_METHODS
 
     return [parse(name) for name in names] if names else list(PAPER_METHODS)
+
+
+def parse_rates(given: list[str] | None) -> float | dict[str, float] | None:
+    """`0.1` for all methods; `ACE=0.1` and `ACED(tau=300)=0.05` for these."""
+    if not given:
+        return None
+    rates: dict[str, float] = {}
+    for text in given:
+        name, _, number = text.rpartition("=")
+        try:
+            rates[name.strip()] = float(number)
+        except ValueError:
+            raise InvalidInput(f"lr is {text!r}; allowed: a number, or NAME=X such as ACE=0.1") from None
+        check_rate(rates[name.strip()])
+    require("" not in rates or len(given) == 1, f"lr is {', '.join(given)}; allowed: one for all, or NAME=X for each")
+    return rates.get("", rates)
 
 
 def parse_step(optimizer: str | None, schedule: str | None) -> dict[str, Any]:

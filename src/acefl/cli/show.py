@@ -23,6 +23,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from acefl.core.errors import Interrupted
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -83,6 +85,17 @@ def job_bar(quiet: bool, ready: Prepared | None = None, then: str = "") -> Itera
         yield progress
     finally:
         bar.stop()
+
+
+@contextmanager
+def going_on(out: Path | None, begun: Path | None = None) -> Iterator[None]:
+    """Say after Ctrl-C that the same command goes on, where something was written down to go on from (in `begun`)."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if out is not None and (begun or out).exists():
+            raise Interrupted(f"interrupted; the same command goes on where it was, in {out}") from None
+        raise
 
 
 @contextmanager

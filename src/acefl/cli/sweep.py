@@ -43,7 +43,7 @@ def sweep(
     require(grid is not None or bool(vary), "nothing to sweep: give GRID.toml, --vary KEY=V,V, or both")
     content: dict[str, Any] = sweeping.read_settings(grid) if grid is not None else {}
     chosen = sweeping.Grid.of({**content, **dict(map(sweeping.parse_axis, vary or []))})
-    with show.job_bar(quiet=json) as progress:
+    with show.going_on(out), show.job_bar(quiet=json) as progress:
         outcome = sweeping.sweep(chosen, out, workers=workers, ray=ray, progress=progress)
     page = report.build(out) if outcome.done else None
     if json:

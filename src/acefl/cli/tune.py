@@ -68,7 +68,7 @@ def tune(
     [rule] = options.parse_methods([method])
     ready = prepare(task, scenario, stop, [rule], TUNING_SEED)
     searched = search_ranges(rule, ready.task.clients)
-    with show.job_bar(quiet=json, ready=ready) as progress:
+    with show.going_on(out), show.job_bar(quiet=json, ready=ready) as progress:
         found = search(
             ready.settings,
             rule,

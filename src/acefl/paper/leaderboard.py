@@ -29,6 +29,7 @@ from acefl.report.metrics import held_out
 from acefl.rules import METHODS, imported_from
 from acefl.runs.record import FORMAT, command_line, machine, run_name
 from acefl.studies.jobs import Job, Progress, open_jobs
+from acefl.studies.results import Leaderboard
 from acefl.studies.spec import DEFAULT_TASK, TUNING_SEED, RunSpec
 from acefl.studies.tune import check_budget, tune
 from acefl.tasks.sources import build_task, describe, parse_task
@@ -112,7 +113,7 @@ def leaderboard(
     quick: bool = False,
     workers: int | None = None,
     progress: Progress | None = None,
-) -> Path:
+) -> Leaderboard:
     """Fill every cell of the board that is not there yet, and write `leaderboard.json` and `report.html` in `out`.
 
     own: methods that join the library's, or with `only` stand alone. tasks: by name, in place of the board's two, your
@@ -169,7 +170,7 @@ def leaderboard(
     took = {"took": _took(folder) + time.perf_counter() - began, "core_seconds": sum(row["seconds"] for row in rows)}
     write_board(folder / "leaderboard.json", {**board, **took, "rows": rows})
     report.build(folder)
-    return folder
+    return Leaderboard(folder)
 
 
 def _title(rule: Method) -> str:

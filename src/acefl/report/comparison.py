@@ -155,8 +155,15 @@ def _tuning(comparison: Comparison) -> str:
     efforts = sorted({len(method.tuning) for method in comparison.methods})
     if efforts == [0]:
         return "given, not tuned"
+    given = [method.label for method in comparison.methods if not method.tuning]
+    efforts = [effort for effort in efforts if effort]
     tried = f"{efforts[0]}" if len(efforts) == 1 else f"{efforts[0]} to {efforts[-1]}"
-    return f"tuned by the same search for every method: {tried} values tried, by {by_key(comparison.objective).heading}"
+    whose = (
+        f"given for {', '.join(given)}; for the others tuned by the same search"
+        if given
+        else ("tuned by the same search for every method")
+    )
+    return f"{whose}: {tried} values tried, by {by_key(comparison.objective).heading}"
 
 
 def _duration(seconds: float) -> str:

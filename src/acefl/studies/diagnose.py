@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from acefl.runs.record import FORMAT, command_line, machine
 from acefl.studies import amplification, convergence
 from acefl.studies.compare import compare
 from acefl.studies.jobs import Job, Progress, open_jobs
+from acefl.studies.results import Diagnosis
 from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, PAPER_METHODS, RunSpec
 from acefl.tasks.sources import TaskSource
 
@@ -44,13 +45,13 @@ def diagnose(
     scenario: Scenario = DEFAULT_SCENARIO,
     stop: Stop | None = None,
     seeds: Sequence[int] = (0,),
-    lr: float | None = None,
+    lr: float | Mapping[str, float] | None = None,
     every: int | None = None,
     parts: Sequence[str] = PARTS,
     quick: bool = False,
     workers: int | None = None,
     progress: Progress | None = None,
-) -> Path:
+) -> Diagnosis:
     """Measure every method's noise, bias and delay error, and record it with a page in `out`, which is returned.
 
     task: the default comparison's when left out. every: arrivals between two measured steps; None: a hundred
@@ -94,7 +95,7 @@ def diagnose(
         }
         write_json(folder / "diagnose.json", content)
         report.build(folder)
-    return Path(out)
+    return Diagnosis(out)
 
 
 def _studies(

@@ -12,6 +12,7 @@ from acefl.core.rule import Method
 from acefl.core.settings import label
 from acefl.runs import record
 from acefl.runs.replay import replay
+from acefl.studies.results import Comparison
 from acefl.tasks.base import Task
 from acefl.tasks.sources import TaskSource
 
@@ -24,7 +25,7 @@ def compare(
     lr: float | None = None,
     task: Task | TaskSource | None = None,
     evaluations: int = 50,
-) -> Path:
+) -> Comparison:
     """Replay a recorded run with several methods; `out` holds a run directory for each and one report."""
     recorded = record.load(directory)
     names = [label(rule) for rule in methods]
@@ -58,4 +59,4 @@ def compare(
         }
         write_json(folder / "compare.json", content)
         report.build(folder)
-    return Path(out)
+    return Comparison(out)

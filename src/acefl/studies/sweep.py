@@ -35,6 +35,7 @@ from acefl.fleets.scenario import Scenario
 from acefl.rules import parse
 from acefl.runs.record import FORMAT, machine, settings_name
 from acefl.studies.jobs import Job, Progress, open_jobs
+from acefl.studies.results import Sweep
 from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, RunSpec
 from acefl.tasks.sources import check_task, parse_task
 
@@ -129,15 +130,6 @@ def _value(text: str) -> Any:
         return text
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What a call of `sweep` left behind."""
-
-    directory: Path
-    done: int
-    failed: dict[str, str]  # cell name -> one line why
-
-
 def sweep(
     grid: Grid,
     out: str | os.PathLike[str],
@@ -145,7 +137,7 @@ def sweep(
     workers: int | None = None,
     ray: str | None = None,
     progress: Progress | None = None,
-) -> Outcome:
+) -> Sweep:
     """Make every run of the grid that is not there yet.
 
     Cells land in `out/cells`, each whole or not at all, so a killed sweep goes on where it was when called again. A
@@ -158,13 +150,11 @@ def sweep(
         _check(cell, folder)
     claim(folder / "sweep.json", {"format": FORMAT, "axes": grid.axes, "fixed": grid.fixed}, "sweep", machine=machine())
     (folder / "cells").mkdir(exist_ok=True)
-    failures: dict[str, str] = {}
 
     def note(cell: Cell) -> Path:
         return folder / "cells" / f"{cell.name}.failed.json"
 
     def failed(job: Job, problem: str) -> None:
-        failures[job.key.name] = problem
         write_json(note(job.key), {"settings": job.key.settings, "problem": problem})
 
     with open_jobs(workers, ray=ray) as jobs:
@@ -175,7 +165,7 @@ def sweep(
             failed=failed,
             progress=progress,
         )
-    return Outcome(folder, len(cells) - len(failures), failures)
+    return Sweep(folder)
 
 
 def _check(cell: Cell, folder: Path) -> None:
@@ -225,6 +215,4 @@ def _words(cell: Cell, grid: Grid) -> str:
 
 def results(directory: str | os.PathLike[str]) -> Any:
     """One row per finished cell as a DataFrame: what varied, the final metrics, steps, arrivals, time."""
-    from acefl.report import sweeps
-
-    return sweeps.results(Path(directory))
+    return Sweep(directory).summary

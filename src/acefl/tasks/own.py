@@ -12,10 +12,10 @@ import torch
 from acefl.core.errors import require
 from acefl.core.own import check_settings, own_function
 from acefl.core.types import Vector
-from acefl.tasks.base import Evaluation, Task
+from acefl.tasks.base import Evaluation, Shown, Task
 
 
-class OwnTask:
+class OwnTask(Shown):
     """A task as somebody's function made it, whose description also says which function, with which settings."""
 
     def __init__(self, task: Task, imported_from: str) -> None:

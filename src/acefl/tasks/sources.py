@@ -54,7 +54,7 @@ def build_task(source: TaskSource, seed: int) -> Task:
 
 def task_for(given: Task | TaskSource, seed: int) -> Task:
     """What is a task already, as it is; the rest built for the seed."""
-    return cast(Task, given) if hasattr(given, "updates") else build_task(cast(TaskSource, given), seed)
+    return cast(Task, given) if hasattr(given, "updates") else build_task(given, seed)
 
 
 def built_once(source: TaskSource) -> Mapping[str, Any] | Callable[..., Task]:

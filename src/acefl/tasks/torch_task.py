@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, default_collate
 from acefl.core import rng as keyed
 from acefl.core.errors import one_of, require
 from acefl.core.types import Vector
-from acefl.tasks.base import Evaluation
+from acefl.tasks.base import Evaluation, Shown
 from acefl.tasks.batch_norm import refuse_running_statistics, uses_batch_statistics
 from acefl.tasks.channels_last import ChannelsLast, convolution_weights
 from acefl.tasks.compute import Batch, Gradients, OneByOne, Replayed, Together
@@ -57,7 +57,7 @@ class LocalSteps:
         require(self.steps >= 1, f"steps is {self.steps}; allowed: at least 1")
 
 
-class TorchTask:
+class TorchTask(Shown):
     """A model, a loss of a batch, and every client's data.
 
     clients: one entry each, an `(inputs, targets)` tuple of tensors or arrays (inputs may be a dict of them, given to
