@@ -32,6 +32,7 @@ def compare(
         ),
     ] = Path("acefl-compare"),
     title: Annotated[str, typer.Option(metavar="TEXT", help="Of the report", rich_help_panel=options.OUTPUT)] = "",
+    logger: options.LoggerName = None,
     workers: options.Workers = None,
     json: options.Json = False,
 ) -> None:
@@ -77,6 +78,7 @@ def compare(
             workers=workers,
             title=title,
             progress=progress,
+            logger=logger,
             **step,
         )
     table, result = tables.summary_table(out), read_json(out / "compare.json")

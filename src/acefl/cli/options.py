@@ -243,6 +243,10 @@ RateSchedule = Annotated[
         "Constant",
     ),
 ]
+LoggerName = Annotated[
+    str | None,
+    _option(OUTPUT, "NAME", "Live curves: tensorboard, wandb, mlflow, as in \"tensorboard(directory='logs')\""),
+]
 Workers = Annotated[int | None, _option(OUTPUT, "N", "Processes at work at once", "one per core, at most 8")]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else", rich_help_panel=OUTPUT)

@@ -21,6 +21,7 @@ from typing import Any
 from acefl import report
 from acefl.core.errors import require
 from acefl.core.files import atomic_write, claim, read_json
+from acefl.core.progress import Progress, shown
 from acefl.core.rule import Method
 from acefl.core.settings import label, plain, settings_of
 from acefl.core.stop import Stop
@@ -28,7 +29,7 @@ from acefl.fleets.scenario import Durations, Scenario
 from acefl.report.metrics import held_out
 from acefl.rules import METHODS, imported_from
 from acefl.runs.record import FORMAT, command_line, machine, run_name
-from acefl.studies.jobs import Job, Progress, open_jobs
+from acefl.studies.jobs import Job, open_jobs
 from acefl.studies.results import Leaderboard
 from acefl.studies.spec import DEFAULT_TASK, TUNING_SEED, RunSpec
 from acefl.studies.tune import check_budget, tune
@@ -77,7 +78,9 @@ class Cell:
         """Tune, run on every seed, and write it down."""
         began = time.perf_counter()
         scenario = scenario_of(self.rule, SCENARIOS[self.scenario])
-        found = tune(self.settings, self.rule, scenario=scenario, stop=self.stop, budget=self.budget, workers=1)
+        found = tune(
+            self.settings, self.rule, scenario=scenario, stop=self.stop, budget=self.budget, workers=1, progress=False
+        )
         specs = [RunSpec(self.settings, found.rule, found.lr, scenario, self.stop, seed, 4) for seed in self.seeds]
         runs = [spec.run() for spec in specs]
         names = [name for name in dict.fromkeys((*_KEPT, found.objective)) if name in runs[0].final]
@@ -112,7 +115,7 @@ def leaderboard(
     seeds: Sequence[int] = SEEDS,
     quick: bool = False,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = True,
 ) -> Leaderboard:
     """Fill every cell of the board that is not there yet, and write `leaderboard.json` and `report.html` in `out`.
 
@@ -163,8 +166,8 @@ def leaderboard(
         for rule in methods
     ]
     waiting = [Job(Cell.fill, cell, cell, f"{label(cell.rule)}: {cell.task}, {cell.scenario}") for cell in cells]
-    with open_jobs(workers) as jobs:
-        jobs.run(waiting, recorded=_is_there, first=_longest_first, progress=progress)
+    with shown(progress, "starting workers") as told, open_jobs(workers) as jobs:
+        jobs.run(waiting, recorded=_is_there, first=_longest_first, progress=told)
     rows = [read_json(path) for path in sorted((folder / "cells").glob("*.json"))]
     board = {**made_with, "quick": quick, "command": command_line("acefl.paper.leaderboard(...)"), "machine": machine()}
     took = {"took": _took(folder) + time.perf_counter() - began, "core_seconds": sum(row["seconds"] for row in rows)}

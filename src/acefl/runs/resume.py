@@ -12,6 +12,7 @@ from acefl import rules, tasks
 from acefl.core import optimizers, schedules
 from acefl.core.errors import InvalidInput, require
 from acefl.core.gate import NormLimit
+from acefl.core.progress import Progress, shown
 from acefl.core.rule import Method
 from acefl.core.settings import build, plain
 from acefl.core.stop import Stop
@@ -23,7 +24,7 @@ from acefl.runs.observers import Observer, names
 from acefl.runs.record import Run, load
 from acefl.runs.saving import this_machine, train
 from acefl.runs.simulate import simulation
-from acefl.runs.training import Progress, Training
+from acefl.runs.training import Training
 from acefl.tasks.base import Task
 from acefl.tasks.own import difference
 from acefl.tasks.sources import TaskSource, task_for
@@ -37,7 +38,7 @@ def resume(
     task: Task | TaskSource | None = None,
     rule: Method | None = None,
     observers: Sequence[Observer] = (),
-    progress: Progress | None = None,
+    progress: Progress | bool | None = True,
 ) -> Run:
     """Resume the interrupted simulation in a directory: the end is that of a run never interrupted, bit for bit.
 
@@ -51,7 +52,7 @@ def resume(
             the record.
         rule: Your own method, as it was; None: built from the record.
         observers: As they were.
-        progress: Called now and then with the share of the budget spent.
+        progress: As for `simulate`.
     """
     with reopen(directory) as claimed:
         if claimed is None:
@@ -69,7 +70,8 @@ def resume(
                 raise
             raise InvalidInput(f"the checkpoint in {directory} does not fit: {error!r}") from error
         del saved
-        return train(training, settings, every, claimed, progress)
+        with shown(progress, str(training.config["label"])) as told:
+            return train(training, settings, every, claimed, told)
 
 
 def _build(

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,17 @@ from acefl import report
 from acefl.core.errors import require
 from acefl.core.files import write_json
 from acefl.core.optimizers import Optimizer
+from acefl.core.progress import Progress, shown
 from acefl.core.rule import Method, Upload
 from acefl.core.schedules import Schedule
 from acefl.core.settings import label, settings_of, step_record
 from acefl.core.stop import Stop
 from acefl.fleets.scenario import Scenario, read_trace
 from acefl.rules import imported_from
+from acefl.runs.loggers import check_logger
+from acefl.runs.observers import Observer
 from acefl.runs.record import FORMAT, command_line, machine, run_name
-from acefl.studies.jobs import Job, Progress, open_jobs
+from acefl.studies.jobs import Job, open_jobs
 from acefl.studies.ledger import Ledger
 from acefl.studies.results import Comparison
 from acefl.studies.search import LearningRateSearch
@@ -55,9 +58,10 @@ def compare(
     workers: int | None = None,
     title: str = "",
     probe: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = True,
     optimizer: Optimizer | None = None,
     schedule: Schedule | None = None,
+    logger: str | Callable[[str, int], Observer] | None = None,
 ) -> Comparison:
     """Run every method on every seed, each with its own tuned learning rate (or `lr`), and record it all in `out`.
 
@@ -83,8 +87,12 @@ def compare(
         workers: Processes; None: one per core, at most 8.
         title: Of the report.
         probe: Arrivals between measurements of the error terms; None: none.
-        progress: Called with jobs done, jobs known and the last one's name.
+        progress: True: what it will cost on stderr, and a bar on a terminal or in a notebook; False: nothing; or a
+            function that is called with jobs done, jobs known and the last one's name.
         optimizer, schedule: Of every run.
+        logger: For every reported run: `"tensorboard"`, `"wandb"` or `"mlflow"`, with settings as in
+            `"tensorboard(directory='logs')"`; or a function that makes an observer for a method's label and a seed,
+            with which everything runs in this process alone.
     """
     require(bool(methods), "methods is empty; allowed: at least one")
     require(bool(seeds), "seeds is empty; allowed: at least one")
@@ -98,6 +106,8 @@ def compare(
     for rule in methods:
         own = rule.optimizer is not None or rule.uploads is Upload.MODEL
         require(optimizer is None or not own, f"optimizer is {optimizer}, which {label(rule)} cannot be run with")
+    if isinstance(logger, str):
+        check_logger(logger)
     task = built_once(task)
     first = build_task(task, seeds[0])
     scenario.check(first.clients)
@@ -125,13 +135,15 @@ def compare(
         probe=probe,
         optimizer=optimizer,
         schedule=schedule,
+        logger=logger,
     )
     contenders = [_contender(dataclasses.replace(plan, rule=rule), rates[label(rule)], lr_centre) for rule in methods]
     with resumable_directory(Path(out), worth_keeping=_has_results) as folder:
         ledger = Ledger(folder / _LEDGER, made_with, keys=("method", "seed", "lr"), what="comparison")
         began = time.perf_counter() - (ledger.rows[-1]["seconds"] if ledger.rows else 0.0)
         _remove_half_written(folder / "runs")
-        _run(contenders, seeds, folder / "runs", ledger, began, workers, progress)
+        with shown(progress, "starting workers") as told:
+            _run(contenders, seeds, folder / "runs", ledger, began, workers, told)
         content = {
             "format": FORMAT,
             "title": title or f"{len(methods)} methods on {described.get('name', 'a task')}",
@@ -194,7 +206,7 @@ class _Contender:
     def next_jobs(self, seeds: Sequence[int], folder: Path | None) -> list[Job]:
         """Rates to try or, once the best is known, the reported runs; nothing while others are still out."""
         if self.search is not None:
-            trial = dataclasses.replace(self.plan, evaluations=4, watch=False, probe=None)
+            trial = dataclasses.replace(self.plan, evaluations=4, watch=False, probe=None, logger=None)
             rates = self.search.ask()
             if rates or not self.search.done:
                 return [
@@ -241,7 +253,8 @@ def _run(
     Trials and runs that are on the ledger, or in the folder, are not made again.
     """
     done = 0
-    with open_jobs(workers, here=callable(contenders[0].plan.task)) as jobs:
+    first = contenders[0].plan
+    with open_jobs(workers, here=callable(first.task) or callable(first.logger)) as jobs:
 
         def tell(words: str) -> None:
             searching = [one.search for one in contenders if one.search is not None and not one.search.done]

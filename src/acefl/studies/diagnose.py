@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 from acefl import report
 from acefl.core.errors import one_of, require
 from acefl.core.files import atomic_directory, write_json
+from acefl.core.progress import Progress, shown
 from acefl.core.rule import Method
 from acefl.core.stop import Stop
 from acefl.fleets.scenario import Scenario
 from acefl.runs.record import FORMAT, command_line, machine
 from acefl.studies import amplification, convergence
 from acefl.studies.compare import compare
-from acefl.studies.jobs import Job, Progress, open_jobs
+from acefl.studies.jobs import Job, open_jobs
 from acefl.studies.results import Diagnosis
 from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, PAPER_METHODS, RunSpec
 from acefl.tasks.sources import TaskSource
@@ -50,7 +51,7 @@ def diagnose(
     parts: Sequence[str] = PARTS,
     quick: bool = False,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = True,
 ) -> Diagnosis:
     """Measure every method's noise, bias and delay error, and record it with a page in `out`, which is returned.
 
@@ -65,7 +66,7 @@ def diagnose(
     task = task or (_QUICK_TASK if quick else DEFAULT_TASK)
     stop = stop or (_QUICK_STOP if quick else DEFAULT_STOP)
     began = time.perf_counter()
-    with atomic_directory(Path(out)) as folder:
+    with atomic_directory(Path(out)) as folder, shown(progress, "starting workers") as told:
         if "terms" in parts:
             compare(
                 task,
@@ -79,10 +80,10 @@ def diagnose(
                 probe=every or max(1, (stop.arrivals or stop.steps or 10_000) // 100),
                 workers=1 if quick else workers,
                 title="How wrong is each method's update, and why?",
-                progress=progress,
+                progress=told,
             )
         for name, rows in _studies(methods, seeds, parts, quick).items():
-            table = measure(rows, 1 if quick else workers, name, progress)
+            table = measure(rows, 1 if quick else workers, name, told)
             table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
         content = {
             "format": FORMAT,

@@ -29,12 +29,13 @@ from typing import Any
 from acefl.core import optimizers, schedules
 from acefl.core.errors import InvalidInput, require
 from acefl.core.files import claim, write_json
+from acefl.core.progress import Progress, shown
 from acefl.core.settings import build
 from acefl.core.stop import Stop
 from acefl.fleets.scenario import Scenario
 from acefl.rules import parse
 from acefl.runs.record import FORMAT, machine, settings_name
-from acefl.studies.jobs import Job, Progress, open_jobs
+from acefl.studies.jobs import Job, open_jobs
 from acefl.studies.results import Sweep
 from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, RunSpec
 from acefl.tasks.sources import check_task, parse_task
@@ -136,7 +137,7 @@ def sweep(
     *,
     workers: int | None = None,
     ray: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = True,
 ) -> Sweep:
     """Make every run of the grid that is not there yet.
 
@@ -157,13 +158,13 @@ def sweep(
     def failed(job: Job, problem: str) -> None:
         write_json(note(job.key), {"settings": job.key.settings, "problem": problem})
 
-    with open_jobs(workers, ray=ray) as jobs:
+    with shown(progress, "starting workers") as told, open_jobs(workers, ray=ray) as jobs:
         jobs.run(
             [Job(RunSpec.save, cell.spec(folder), cell, _words(cell, grid)) for cell in cells],
             recorded=lambda job: (job.argument.out / "summary.json").exists() or None,
             ended=lambda job, _: note(job.key).unlink(missing_ok=True),
             failed=failed,
-            progress=progress,
+            progress=told,
         )
     return Sweep(folder)
 

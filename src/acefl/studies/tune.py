@@ -18,6 +18,7 @@ from typing import Any, cast
 from acefl import report
 from acefl.core.errors import require
 from acefl.core.files import is_new, write_json
+from acefl.core.progress import Progress, shown
 from acefl.core.rule import Method
 from acefl.core.settings import label, settings_of
 from acefl.core.stop import Stop
@@ -25,7 +26,7 @@ from acefl.fleets.scenario import Scenario, read_trace
 from acefl.rules import ACE, imported_from
 from acefl.runs.record import FORMAT, command_line, machine
 from acefl.runs.simulate import simulation
-from acefl.studies.jobs import Job, Jobs, Progress, open_jobs
+from acefl.studies.jobs import Job, Jobs, open_jobs
 from acefl.studies.ledger import Ledger
 from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, TUNING_SEED, RunSpec, score_of
 from acefl.tasks.sources import TaskSource, build_task, built_once, describe
@@ -107,7 +108,7 @@ def tune(
     lr_centre: float = 0.25,
     out: str | os.PathLike[str] | None = None,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = True,
 ) -> Tuning:
     """Find a method's settings on the tuning seed, whose data split and schedule no result is reported on.
 
@@ -126,7 +127,8 @@ def tune(
         lr_centre: Middle of the searched rates.
         out: Directory for scores and report.
         workers: Processes; None: one per core, at most 8.
-        progress: Called with jobs done, jobs known and the last one's name.
+        progress: True: what it will cost on stderr, and a bar on a terminal or in a notebook; False: nothing; or a
+            function that is called with jobs done, jobs known and the last one's name.
     """
     rule = ACE() if rule is None else rule
     check_budget(budget)
@@ -149,8 +151,8 @@ def tune(
         "budget": budget,
     }
     ledger = _ledger(None if out is None else Path(out), described)
-    with open_jobs(workers, here=callable(task)) as jobs:
-        tuning = _Search(plan, ranges, built.objective, budget, ledger, jobs, progress).run()
+    with shown(progress, "starting workers") as told, open_jobs(workers, here=callable(task)) as jobs:
+        tuning = _Search(plan, ranges, built.objective, budget, ledger, jobs, told).run()
     if out is not None:
         found = {"lr": tuning.lr, "method": label(tuning.rule), "spent": tuning.spent, "arrivals": tuning.arrivals}
         trials = [dataclasses.asdict(trial) for trial in tuning.trials]
