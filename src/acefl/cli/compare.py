@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -56,11 +58,22 @@ def compare(
     from acefl.cli.prepare import prepare
     from acefl.core.files import UNFINISHED, check_replaceable, read_json
     from acefl.report import tables
+    from acefl.studies import cost
     from acefl.studies.compare import compare as run_study
+    from acefl.studies.compare import rates_of
+    from acefl.studies.spec import RunSpec
 
     check_replaceable(out, goes_on=True)
     rules, step = options.parse_methods(method), options.parse_step(optimizer, schedule)
     ready = prepare(task, scenario, stop, rules, chosen[0])
+    rates = options.parse_rates(lr)
+    if not json:
+        plan = RunSpec(
+            ready.settings, rules[0], math.nan, ready.scenario, ready.stop, chosen[0], evaluations, watch=True, **step
+        )
+        plans = [dataclasses.replace(plan, rule=rule) for rule in rules]
+        tuned = sum(rate is None for rate in rates_of(rules, rates).values())
+        ready = ready.expecting(cost.of_comparison(plans, tuned, chosen, workers))
     with (
         show.going_on(out, begun=out / UNFINISHED),
         show.job_bar(quiet=json, ready=ready, then="writing the report") as progress,
@@ -72,7 +85,7 @@ def compare(
             scenario=ready.scenario,
             stop=ready.stop,
             seeds=chosen,
-            lr=options.parse_rates(lr),
+            lr=rates,
             lr_centre=lr_centre,
             evaluations=evaluations,
             workers=workers,

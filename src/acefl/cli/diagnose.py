@@ -39,6 +39,7 @@ def diagnose(
         typer.Option(
             metavar="NAME",
             help=f"Only this of {', '.join(PARTS)}; repeat it for more [dim]\\[all][/dim]",
+            autocompletion=lambda: list(PARTS),
             rich_help_panel=options.BUDGET,
         ),
     ] = None,

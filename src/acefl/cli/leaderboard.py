@@ -19,6 +19,7 @@ def leaderboard(
             metavar="NAME",
             help="Joins the library's: your own as mypkg.mymodule:MyRule, or one of them with other settings",
             show_default=False,
+            autocompletion=lambda: list(options.METHODS),
         ),
     ] = None,
     only: Annotated[bool, typer.Option("--only", help="Only the methods named, not the library's")] = False,

@@ -193,6 +193,7 @@ Methods = Annotated[
         "again for each "
         "[dim]\\[the paper's six][/dim]",
         show_default=False,
+        autocompletion=lambda: list(METHODS),
     ),
 ]
 OneMethod = Annotated[

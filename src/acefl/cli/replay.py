@@ -24,6 +24,7 @@ def replay(
             metavar="NAME",
             help=f"One of {', '.join(options.METHODS)}, or your own as mypkg.mymodule:MyRule, with settings as in "
             "'ACED(tau=50)'; again for each",
+            autocompletion=lambda: list(options.METHODS),
         ),
     ],
     lr: Annotated[

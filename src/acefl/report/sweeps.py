@@ -160,7 +160,8 @@ def _heat_maps(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> l
         low, high = float(table[metric.key].min()), float(table[metric.key].max())
         panels = [_heat_map(part, across, up, metric, _group_name(others, name), (low, high)) for name, part in groups]
         title = f"{metric.heading} over {_word(across)} and {_word(up)}"
-        caption = "Mean over seeds; one colour scale for all maps. Brighter is higher." + _diverged(table)
+        caption = "Mean over seeds; one colour scale for all maps. Brighter is better." + _within(varied)
+        caption += _diverged(table)
         figures.append(Figure(_slug(f"map-{metric.key}-{across}-{up}"), title, caption, panels, min(3, len(panels))))
     return figures
 
@@ -172,7 +173,8 @@ def _heat_map(
     grid = means.pivot_table(index=up, columns=across, values="mean", aggfunc="first", sort=True, dropna=False)
     values = grid.to_numpy(float)
     text = [[metric.write_short(value) for value in row] for row in values]
-    trace = heatmap(grid.columns, grid.index, values, text, colorscale="Viridis", zmin=ends[0], zmax=ends[1])
+    colours = {"colorscale": "Viridis", "reversescale": not metric.higher_is_better, "zmin": ends[0], "zmax": ends[1]}
+    trace = heatmap(grid.columns, grid.index, values, text, **colours)
     names = {"type": "category"}
     layout = style.layout(_word(across), _word(up), height=320, xaxis=names, yaxis=names)
     return Panel(heading, [trace], layout)
@@ -196,9 +198,17 @@ def _curves(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> list
             layout = style.layout(_word(axis), metric.axis, height=380) | {"showlegend": len(labels) > 1}
             panels.append(Panel(metric.heading, traces, layout))
         caption = "Mean over seeds and all other settings; bars: ± one standard deviation over them."
-        caption += _diverged(table)
+        caption += _within(varied) + _diverged(table)
         figures.append(Figure(_slug(f"along-{axis}"), f"Along {_word(axis)}", caption, panels, min(2, len(panels))))
     return figures
+
+
+def _within(varied: list[str]) -> str:
+    """Where tasks, scenarios or budgets differ, no level is better than another's."""
+    around = _around(varied)
+    return (
+        f" Compare within the same {_listed(around)} only: across them scores mean different things." if around else ""
+    )
 
 
 def _diverged(table: pd.DataFrame) -> str:

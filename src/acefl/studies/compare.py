@@ -25,6 +25,7 @@ from acefl.rules import imported_from
 from acefl.runs.loggers import check_logger
 from acefl.runs.observers import Observer
 from acefl.runs.record import FORMAT, command_line, machine, run_name
+from acefl.studies import cost
 from acefl.studies.jobs import Job, open_jobs
 from acefl.studies.ledger import Ledger
 from acefl.studies.results import Comparison
@@ -138,6 +139,11 @@ def compare(
         logger=logger,
     )
     contenders = [_contender(dataclasses.replace(plan, rule=rule), rates[label(rule)], lr_centre) for rule in methods]
+    if progress is True:
+        tuned = sum(rate is None for rate in rates.values())
+        cost.say(
+            cost.of_comparison([dataclasses.replace(c.plan, seed=seeds[0]) for c in contenders], tuned, seeds, workers)
+        )
     with resumable_directory(Path(out), worth_keeping=_has_results) as folder:
         ledger = Ledger(folder / _LEDGER, made_with, keys=("method", "seed", "lr"), what="comparison")
         began = time.perf_counter() - (ledger.rows[-1]["seconds"] if ledger.rows else 0.0)

@@ -35,6 +35,7 @@ from acefl.core.stop import Stop
 from acefl.fleets.scenario import Scenario
 from acefl.rules import parse
 from acefl.runs.record import FORMAT, machine, settings_name
+from acefl.studies import cost
 from acefl.studies.jobs import Job, open_jobs
 from acefl.studies.results import Sweep
 from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, RunSpec
@@ -158,6 +159,8 @@ def sweep(
     def failed(job: Job, problem: str) -> None:
         write_json(note(job.key), {"settings": job.key.settings, "problem": problem})
 
+    if progress is True:
+        foretell(grid, folder, workers)
     with shown(progress, "starting workers") as told, open_jobs(workers, ray=ray) as jobs:
         jobs.run(
             [Job(RunSpec.save, cell.spec(folder), cell, _words(cell, grid)) for cell in cells],
@@ -167,6 +170,14 @@ def sweep(
             progress=told,
         )
     return Sweep(folder)
+
+
+def foretell(grid: Grid, folder: Path, workers: int | None) -> None:
+    """Say what the cells that are not there yet will cost."""
+    specs = [cell.spec(folder) for cell in grid.cells()]
+    waiting = [spec for spec in specs if spec.out is not None and not (spec.out / "summary.json").exists()]
+    if waiting:
+        cost.say(cost.of_sweep(waiting, workers))
 
 
 def _check(cell: Cell, folder: Path) -> None:

@@ -26,6 +26,7 @@ from acefl.fleets.scenario import Scenario, read_trace
 from acefl.rules import ACE, imported_from
 from acefl.runs.record import FORMAT, command_line, machine
 from acefl.runs.simulate import simulation
+from acefl.studies import cost
 from acefl.studies.jobs import Job, Jobs, open_jobs
 from acefl.studies.ledger import Ledger
 from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, TUNING_SEED, RunSpec, score_of
@@ -151,6 +152,8 @@ def tune(
         "budget": budget,
     }
     ledger = _ledger(None if out is None else Path(out), described)
+    if progress is True:
+        cost.say(cost.of_search(plan, budget, workers))
     with shown(progress, "starting workers") as told, open_jobs(workers, here=callable(task)) as jobs:
         tuning = _Search(plan, ranges, built.objective, budget, ledger, jobs, told).run()
     if out is not None:
