@@ -12,7 +12,10 @@ import acefl
 from acefl.cli.app import app
 
 SOURCE = Path(acefl.__file__).parent
-OTHER_PROGRAMS = SOURCE / "fleets" / "flower" / "loopback.py"  # starts Flower's programs, with their options
+OTHER_PROGRAMS = {  # they start Flower's programs, or stand in for one, with its options
+    SOURCE / "fleets" / "flower" / "loopback.py",
+    SOURCE / "flower" / "executor.py",
+}
 ELSEWHERE = re.compile(r"hf download.*")  # a command that is not acefl's, to the end of its line
 COMMAND, OPTION = re.compile(r"\bacefl ([a-z]+)"), re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 PROSE = {"can", "needs", "reads", "record"}  # as in "this acefl reads format 3"
@@ -56,9 +59,21 @@ def unknown(text: str, module: str) -> list[str]:
 
 def test_every_command_and_option_that_a_message_names_exists() -> None:
     for path in SOURCE.rglob("*.py"):
-        if path != OTHER_PROGRAMS:
+        if path not in OTHER_PROGRAMS:
             for text in messages(path):
                 assert not unknown(text, path.stem), f"{path}: {text!r}"
+
+
+def test_every_command_line_in_the_docs_is_one_that_exists() -> None:
+    """In the README, the docs and the examples' pages: what follows `$ acefl`, and `acefl NAME` in code style."""
+    root = Path(__file__).parents[1]
+    hidden = {name for name, command in GROUP.commands.items() if command.hidden}  # type: ignore[attr-defined]
+    for page in (root / "README.md", *(root / "docs").rglob("*.md"), *(root / "examples").rglob("*.md")):
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        for command in re.findall(r"^\$ (acefl .*)$|`(acefl [a-z][^`]*)`", text, re.MULTILINE):
+            line = "".join(command)
+            assert not unknown(line, ""), f"{page}: {line}"
+            assert COMMAND.match(line)[1] not in hidden, f"{page}: {line} was removed"  # type: ignore[index]
 
 
 def test_what_does_not_exist_is_found() -> None:

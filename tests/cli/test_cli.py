@@ -104,7 +104,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert "Usage: acefl" in out
     imported = {line.rpartition("|")[2].strip() for line in err.splitlines()}
     assert "acefl.cli.compare" in imported
-    assert not imported & {"torch", "numpy", "pandas", "sklearn", "pyarrow", "plotly", "flwr_datasets", "ray"}
+    assert not imported & {"torch", "numpy", "pandas", "sklearn", "pyarrow", "jinja2", "flwr_datasets", "ray"}
 
 
 # --- options are copies of settings that live elsewhere ---------------------------------------------------------------
@@ -117,6 +117,7 @@ def test_words_are_those_of_the_library() -> None:
     assert tuple(schedules.SCHEDULES) == options.SCHEDULES
     assert options.PARTITIONS == PARTITIONS
     assert (timing.CLOCKS, tuple(timing.LAWS), timing.SPEEDS) == (options.CLOCKS, options.LAWS, options.SPEEDS)
+    assert timing.DEVICES == options.DEVICES
 
 
 def test_every_setting_has_an_option_and_every_option_a_setting() -> None:
@@ -241,6 +242,20 @@ def test_run_is_the_run_that_compare_makes_bit_for_bit(acefl_command: Terminal) 
     assert re.search(r"^uploads +30$", out, re.MULTILINE)
 
 
+def test_local_work_is_named_with_the_task_and_recorded(acefl_command: Terminal) -> None:
+    """FedAvg on local epochs: what a person types is what `run`, `compare` and a task of Python do."""
+    local = "sgd(lr=0.05, epochs=2)"
+    settings = ["--task", f"digits(local='{local}')", *("--clients", "5"), *("--method", "FedAvg"), *("--lr", "1")]
+    acefl_command.json("run", *settings, "--arrivals", "10", "--out", "lone")
+    acefl_command.json("compare", *settings, "--arrivals", "10", *("--seeds", "1"), *("--workers", "1"))
+    lone, compared = acefl.load("lone"), json.loads(Path("acefl-compare/compare.json").read_text())
+    assert lone.config["task"]["local"] == compared["task"]["local"] == local
+    said = "A client takes 2 epochs of SGD (lr 0.05) on minibatches of 20 of its samples"
+    for described in (lone.config["task"], compared["task"]):
+        assert described["client_work"].startswith(said)
+    assert lone.model.equal(acefl.load("acefl-compare/runs/FedAvg-seed0").model)
+
+
 def test_a_run_that_diverges_ends_and_says_so(acefl_command: Terminal) -> None:
     wild = ["run", *TINY, "--arrivals", "2000", "--method", "ASGD", "--lr", "50"]
     code, _, err = acefl_command(*wild)
@@ -333,6 +348,7 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["compare", *TINY, "--alpha", "1"], ["quadratic", "alpha", "dim"]),
     (["compare", "--task", "quadratic(dims=3)"], ["quadratic", "dims", "dim"]),
     (["compare", "--task", "quadratic(dim=[3])"], ["dim", "plain"]),
+    (["compare", "--task", "digits(local='adam(lr=1)')"], ["local is 'adam(lr=1)'", "sgd or adamw"]),
     (["compare", "--task", "cifar10"], ["cifar10", "folder"]),
     (["compare", *TINY, "--trace", "missing.csv"], ["missing.csv"]),
     (["compare", *TINY, "--dropout", "1"], ["dropout is 1"]),
@@ -430,7 +446,7 @@ def test_an_optimizer_and_a_schedule_are_named_and_recorded(acefl_command: Termi
     assert compared["schedule"] == ran["schedule"]
     code, _, err = acefl_command("run", *TINY, "--lr", "0.1", "--optimizer", "Lion")
     assert code == 2
-    assert "unknown optimizer 'Lion'; allowed: SGD, Momentum, Adam, Yogi" in err
+    assert "unknown optimizer 'Lion'; allowed: SGD, Momentum, Nesterov, Adam, Yogi" in err
     code, _, err = acefl_command("compare", *TINY, "--method", "FedAdam", "--lr", "0.1", "--optimizer", "Adam")
     assert code == 2
     assert "which FedAdam cannot be run with" in err

@@ -48,8 +48,9 @@ def test_it_may_stand_where_its_path_may(compared: Comparison, tmp_path: Path) -
     assert (compared / "compare.json").exists()
     assert Path(compared) == compared.directory
     page = (compared / "report.html").read_bytes()
-    assert compared.report(tmp_path / "again.html").read_bytes() == page
     assert compared.report() == compared / "report.html"
+    assert (compared / "report.html").read_bytes() == page
+    assert compared.report(tmp_path / "elsewhere.html").exists()
 
 
 def test_every_kind_of_record_is_loaded_as_what_it_is(tmp_path: Path) -> None:

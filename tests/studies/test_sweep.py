@@ -21,7 +21,7 @@ import acefl.studies.sweep as sweeping
 from acefl import report
 from acefl.core.errors import InvalidInput
 from acefl.report import sweeps
-from acefl.report.metrics import ACCURACY, CLIENT_LOSS, GAP
+from acefl.report.metrics import CLIENT_LOSS, GAP
 from acefl.studies.sweep import Grid, parse_axis, results, sweep
 
 SMALL: dict[str, Any] = {
@@ -225,12 +225,3 @@ def test_the_grid_in_the_docs_runs_as_it_stands(tmp_path: Path) -> None:
     html = made.report().read_text(encoding="utf-8")
     assert "Best mean" not in html
     assert "Compare within the same spread" in html
-
-
-def test_on_every_map_brighter_is_better(tmp_path: Path) -> None:
-    table = pd.DataFrame({"lr": [0.1, 0.1, 0.2, 0.2], "x": [1, 2, 1, 2], "client_loss": [1.0, 2.0, 3.0, 4.0]})
-    table["accuracy"], table["diverged"] = 1.0 / table["client_loss"], False
-    for metric, turned in ((CLIENT_LOSS, True), (ACCURACY, False)):
-        [figure] = sweeps._heat_maps(table, ["lr", "x"], [metric])
-        assert figure.panels[0].traces[0]["reversescale"] is turned
-        assert "Brighter is better" in figure.caption

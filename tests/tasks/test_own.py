@@ -194,7 +194,8 @@ def test_a_record_that_names_a_module_imports_nothing() -> None:
 def test_names_are_taken_in_python_too(tmp_path: Path) -> None:
     small: dict[str, Any] = {"lr": 0.1, "stop": Stop(arrivals=20), "seeds": (0,), "workers": 1}
     one = compare("quadratic(clients=4, dim=2)", [ASGD()], **small, out=tmp_path / "1")
-    assert json.loads((one / "compare.json").read_text())["task"] == {"name": "quadratic", "clients": 4, "dim": 2}
+    asked = {"name": "quadratic", "clients": 4, "dim": 2}
+    assert asked.items() <= json.loads((one / "compare.json").read_text())["task"].items()
     assert parse_task("digits") == {"name": "digits"}
     with pytest.raises(InvalidInput, match="unknown task 'di gits'"):
         parse_task("di gits")

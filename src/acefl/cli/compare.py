@@ -23,6 +23,7 @@ def compare(
     evaluations: options.Evaluations = 50,
     lr: options.Rates = None,
     lr_centre: options.RateCentre = 0.25,
+    by: options.By = None,
     optimizer: options.ServerOptimizer = None,
     schedule: options.RateSchedule = None,
     out: Annotated[
@@ -51,6 +52,7 @@ def compare(
       acefl compare --method ACE --method FedBuff --lr ACE=0.1 --lr FedBuff=1
       acefl compare --task mymodule:make_task --out mine
       acefl compare --task quadratic --spread 10 --seeds 1 --out quick
+      acefl compare --target accuracy=0.9 --by heldout_client_loss
       acefl compare --clock tick --delay 5 --steps 500 --json > result.json
     """
     chosen = options.parse_seeds(seeds)
@@ -87,6 +89,7 @@ def compare(
             seeds=chosen,
             lr=rates,
             lr_centre=lr_centre,
+            by=by,
             evaluations=evaluations,
             workers=workers,
             title=title,

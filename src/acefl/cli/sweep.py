@@ -22,6 +22,7 @@ def sweep(
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="A Ray cluster, or 'local', instead of worker processes")
     ] = None,
+    by: options.By = None,
     workers: options.Workers = None,
     json: options.Json = False,
 ) -> None:
@@ -48,7 +49,7 @@ def sweep(
     if not json:
         sweeping.foretell(chosen, out, workers)
     with show.going_on(out), show.job_bar(quiet=json) as progress:
-        outcome = sweeping.sweep(chosen, out, workers=workers, ray=ray, progress=progress)
+        outcome = sweeping.sweep(chosen, out, workers=workers, ray=ray, by=by, progress=progress)
     page = report.build(out) if outcome.done else None
     if json:
         show.print_json(

@@ -108,8 +108,8 @@ def _build(
         schedule=schedules.from_record(config["schedule"]) if "schedule" in config else None,
     )
     here = plain(training.config)
-    for what in ("method", "rule", "clients", "dim"):
-        require(here[what] == config[what], f"{what} is {here[what]}; the run's was {config[what]}")
+    for what in ("method", "rule", "clients", "dim", "names"):
+        require(here.get(what) == config.get(what), f"{what} is {here.get(what)}; the run's was {config.get(what)}")
     training.config = config
     return training
 

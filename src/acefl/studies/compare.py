@@ -20,7 +20,7 @@ from acefl.core.rule import Method, Upload
 from acefl.core.schedules import Schedule
 from acefl.core.settings import label, settings_of, step_record
 from acefl.core.stop import Stop
-from acefl.fleets.scenario import Scenario, read_trace
+from acefl.fleets.scenario import Scenario
 from acefl.rules import imported_from
 from acefl.runs.loggers import check_logger
 from acefl.runs.observers import Observer
@@ -28,6 +28,7 @@ from acefl.runs.record import FORMAT, command_line, machine, run_name
 from acefl.studies import cost
 from acefl.studies.jobs import Job, open_jobs
 from acefl.studies.ledger import Ledger
+from acefl.studies.objective import Objective
 from acefl.studies.results import Comparison
 from acefl.studies.search import LearningRateSearch
 from acefl.studies.spec import (
@@ -40,6 +41,7 @@ from acefl.studies.spec import (
     RunSpec,
 )
 from acefl.studies.unfinished import resumable_directory
+from acefl.tasks.base import client_names
 from acefl.tasks.sources import TaskSource, build_task, built_once, describe
 
 _LEDGER = "jobs.jsonl"
@@ -55,6 +57,7 @@ def compare(
     seeds: Sequence[int] = DEFAULT_SEEDS,
     lr: float | Mapping[str, float] | None = None,
     lr_centre: float = 0.25,
+    by: str | None = None,
     evaluations: int = 50,
     workers: int | None = None,
     title: str = "",
@@ -80,10 +83,12 @@ def compare(
         methods: Settings of the methods, each once.
         out: Directory to write; an earlier comparison there is replaced, an interrupted one gone on with.
         scenario: Speeds, clock and dropouts.
-        stop: Budget of each run.
+        stop: Budget of each run; with a target, runs end there (not the trials of rates), and the time to it is shown.
         seeds: Seeds to report.
         lr: One rate for all, or one each by label or name, as in `{"ACE": 0.1}`, the rest being tuned; None: tune all.
         lr_centre: Where the search for a rate starts.
+        by: The metric that rates are chosen by and methods are ordered by, such as `heldout_client_loss`; None: rates
+            by the task's objective.
         evaluations: Per run, at even shares of the budget.
         workers: Processes; None: one per core, at most 8.
         title: Of the report.
@@ -111,15 +116,19 @@ def compare(
         check_logger(logger)
     task = built_once(task)
     first = build_task(task, seeds[0])
-    scenario.check(first.clients)
-    described = describe(task, first)
+    scenario.check(first.clients, client_names(first))
+    objective = Objective.of(first, by, stop)
+    work = {name: what for name, what in first.describe().items() if name == "client_work"}
+    described = describe(task, first) | work
+    trace = scenario.matched(first.clients, client_names(first)).trace if scenario.trace is not None else None
     made_with = {
         "format": FORMAT,
         "task": described,
-        "objective": first.objective,
+        "objective": objective.metric,
+        **({"by": by} if by is not None else {}),
         "scenario": scenario.record(),
-        **({"trace": read_trace(scenario.trace, first.clients)} if scenario.trace is not None else {}),
-        "stop": dataclasses.asdict(stop),
+        **({"trace": trace} if trace is not None else {}),
+        "stop": stop.record(),
         "seeds": list(seeds),
         **step_record(optimizer, schedule),
         "methods": [
@@ -136,24 +145,25 @@ def compare(
         probe=probe,
         optimizer=optimizer,
         schedule=schedule,
+        by=objective,
         logger=logger,
     )
     contenders = [_contender(dataclasses.replace(plan, rule=rule), rates[label(rule)], lr_centre) for rule in methods]
     if progress is True:
         tuned = sum(rate is None for rate in rates.values())
-        cost.say(
-            cost.of_comparison([dataclasses.replace(c.plan, seed=seeds[0]) for c in contenders], tuned, seeds, workers)
-        )
+        plans = [dataclasses.replace(contender.plan, seed=seeds[0]) for contender in contenders]
+        cost.say(cost.of_comparison(plans, tuned, seeds, workers))
     with resumable_directory(Path(out), worth_keeping=_has_results) as folder:
         ledger = Ledger(folder / _LEDGER, made_with, keys=("method", "seed", "lr"), what="comparison")
         began = time.perf_counter() - (ledger.rows[-1]["seconds"] if ledger.rows else 0.0)
         _remove_half_written(folder / "runs")
         with shown(progress, "starting workers") as told:
             _run(contenders, seeds, folder / "runs", ledger, began, workers, told)
+        kept = ("task", "objective", "by", "scenario", "stop", "seeds")
         content = {
             "format": FORMAT,
             "title": title or f"{len(methods)} methods on {described.get('name', 'a task')}",
-            **{name: made_with[name] for name in ("task", "objective", "scenario", "stop", "seeds")},
+            **{name: made_with[name] for name in kept if name in made_with},
             **step_record(optimizer, schedule),
             "methods": [contender.describe(seeds) for contender in contenders],
             "command": command_line("acefl.compare(...)"),
@@ -209,10 +219,15 @@ class _Contender:
     def name(self) -> str:
         return label(self.plan.rule)
 
+    @property
+    def objective(self) -> Objective:
+        assert self.plan.by is not None
+        return self.plan.by
+
     def next_jobs(self, seeds: Sequence[int], folder: Path | None) -> list[Job]:
         """Rates to try or, once the best is known, the reported runs; nothing while others are still out."""
         if self.search is not None:
-            trial = dataclasses.replace(self.plan, evaluations=4, watch=False, probe=None, logger=None)
+            trial = self.plan.as_trial(evaluations=4)
             rates = self.search.ask()
             if rates or not self.search.done:
                 return [
@@ -240,7 +255,7 @@ class _Contender:
             "rule": settings_of(rule),
             **imported_from(rule),
             "lr": self.plan.lr,
-            "tuning": [{"lr": rate, "score": score} for rate, score in tried],
+            "tuning": [{"lr": rate, "score": self.objective.cost(found)} for rate, found in tried],
             "runs": [f"runs/{run_name(self.name, seed)}" for seed in seeds],
         }
 
@@ -289,7 +304,7 @@ def _run(
             seconds = time.perf_counter() - began
             ledger.add(method=contender.name, seed=spec.seed, lr=spec.lr, score=score, seconds=seconds)
             if rate is not None:
-                contender.search.tell(rate, score)
+                contender.search.tell(rate, contender.objective.cost(score))
                 start(contender)
             tell(end.job.words)
 
@@ -301,7 +316,8 @@ def _is_known(job: Job, ledger: Ledger) -> bool:
         return bool((job.argument.out / "summary.json").exists())
     row = ledger.find(method=contender.name, seed=job.argument.seed, lr=rate)
     if row is not None:
-        contender.search.tell(rate, math.inf if row["score"] is None else row["score"])
+        worst = contender.objective.worst
+        contender.search.tell(rate, contender.objective.cost(worst if row["score"] is None else row["score"]))
     return row is not None
 
 
@@ -312,13 +328,16 @@ def search_rate(
     scenario: Scenario = DEFAULT_SCENARIO,
     stop: Stop = DEFAULT_STOP,
     lr_centre: float = 0.25,
+    by: str | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> LearningRateSearch:
     """The learning-rate search of `compare` for one method: its best rate and every rate tried."""
     task = built_once(task)
-    scenario.check(build_task(task, TUNING_SEED).clients)
+    built = build_task(task, TUNING_SEED)
+    scenario.check(built.clients)
     search = LearningRateSearch(lr_centre)
-    contender = _Contender(RunSpec(task, rule, math.nan, scenario, stop, TUNING_SEED), search)
-    _run([contender], (), None, Ledger(None, {}, keys=("method", "seed", "lr"), what="search"), 0.0, workers, progress)
+    plan = RunSpec(task, rule, math.nan, scenario, stop, TUNING_SEED, by=Objective.of(built, by, stop))
+    ledger = Ledger(None, {}, keys=("method", "seed", "lr"), what="search")
+    _run([_Contender(plan, search)], (), None, ledger, 0.0, workers, progress)
     return search

@@ -181,11 +181,12 @@ class Search(Recorded):
         """A row per trial: its settings, the share of a run it was taken to, its score and its arrivals."""
         import pandas as pd
 
+        worst = -math.inf if self.content.get("larger") else math.inf
         return pd.DataFrame(
             {
                 **trial["settings"],
                 "share": trial["quarters"] / 4,
-                "score": math.inf if trial["score"] is None else trial["score"],
+                "score": worst if trial["score"] is None else trial["score"],
                 "arrivals": trial["arrivals"],
             }
             for trial in self.content["trials"]

@@ -22,14 +22,16 @@ from acefl.core.progress import Progress, shown
 from acefl.core.rule import Method
 from acefl.core.settings import label, settings_of
 from acefl.core.stop import Stop
-from acefl.fleets.scenario import Scenario, read_trace
+from acefl.fleets.scenario import Scenario
 from acefl.rules import ACE, imported_from
 from acefl.runs.record import FORMAT, command_line, machine
 from acefl.runs.simulate import simulation
 from acefl.studies import cost
 from acefl.studies.jobs import Job, Jobs, open_jobs
 from acefl.studies.ledger import Ledger
-from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, TUNING_SEED, RunSpec, score_of
+from acefl.studies.objective import Objective
+from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, TUNING_SEED, RunSpec
+from acefl.tasks.base import client_names
 from acefl.tasks.sources import TaskSource, build_task, built_once, describe
 
 QUARTERS = (1, 2, 4)  # of a run's budget: where a trial may end
@@ -65,7 +67,7 @@ class Trial:
 
     settings: dict[str, float]
     quarters: int = 0  # of a run
-    score: float = math.inf  # the task's objective there; infinite if it diverged
+    score: float = math.inf  # what the search goes by there; infinite if it diverged
     arrivals: int = 0  # uploads spent on it, all stages together
 
 
@@ -79,10 +81,11 @@ class Tuning:
     trials: list[Trial]
     budget: float  # whole runs it was allowed to cost
     spent: float  # whole runs it cost, counting a run that diverged as if it had not
+    larger: bool = False  # whether a larger score is better
 
     @property
     def best(self) -> Trial:
-        return _best(self.trials)
+        return _best(self.trials, Objective(self.objective, self.larger))
 
     @property
     def arrivals(self) -> int:
@@ -107,6 +110,7 @@ def tune(
     over: Sequence[str] | None = None,
     budget: float = BUDGET,
     lr_centre: float = 0.25,
+    by: str | None = None,
     out: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     progress: Progress | bool | None = True,
@@ -126,6 +130,7 @@ def tune(
         over: What to search beside the rate.
         budget: Whole runs the search may cost.
         lr_centre: Middle of the searched rates.
+        by: The metric to search by, such as `heldout_client_loss`; None: the task's objective.
         out: Directory for scores and report.
         workers: Processes; None: one per core, at most 8.
         progress: True: what it will cost on stderr, and a bar on a terminal or in a notebook; False: nothing; or a
@@ -135,19 +140,21 @@ def tune(
     check_budget(budget)
     task = built_once(task)
     built = build_task(task, TUNING_SEED)
-    scenario.check(built.clients)
+    scenario.check(built.clients, client_names(built))
     ranges = search_ranges(rule, built.clients, lr_centre, over)
-    plan = RunSpec(task, rule, math.nan, scenario, stop, TUNING_SEED)
+    objective = Objective.of(built, by, stop)
+    plan = RunSpec(task, rule, math.nan, scenario, stop, TUNING_SEED, by=objective)
     described = {
         "format": FORMAT,
         "task": describe(task, built),
         "method": label(rule),
         "rule": settings_of(rule),
         **imported_from(rule),
-        "objective": built.objective,
+        "objective": objective.metric,
+        **({"larger": True} if objective.larger else {}),
         "scenario": scenario.record(),
-        **({"trace": read_trace(scenario.trace, built.clients)} if scenario.trace is not None else {}),
-        "stop": dataclasses.asdict(stop),
+        **({"trace": scenario.matched(built.clients, client_names(built)).trace} if scenario.trace is not None else {}),
+        "stop": stop.record(),
         "ranges": {name: [one.low, one.high] for name, one in ranges.items()},
         "budget": budget,
     }
@@ -155,7 +162,7 @@ def tune(
     if progress is True:
         cost.say(cost.of_search(plan, budget, workers))
     with shown(progress, "starting workers") as told, open_jobs(workers, here=callable(task)) as jobs:
-        tuning = _Search(plan, ranges, built.objective, budget, ledger, jobs, told).run()
+        tuning = _Search(plan, ranges, objective, budget, ledger, jobs, told).run()
     if out is not None:
         found = {"lr": tuning.lr, "method": label(tuning.rule), "spent": tuning.spent, "arrivals": tuning.arrivals}
         trials = [dataclasses.asdict(trial) for trial in tuning.trials]
@@ -211,7 +218,7 @@ class _Search:
         self,
         plan: RunSpec,
         ranges: dict[str, Range],
-        objective: str,
+        objective: Objective,
         budget: float,
         ledger: Ledger,
         jobs: Jobs,
@@ -230,8 +237,9 @@ class _Search:
             count = max(1, min(GENERATION, int(self._left / each)))
             self._race(self._ask(count, generation))
             generation += 1
-        best = _best(self._trials).settings
-        return Tuning(self._rule(best), best["lr"], self._objective, self._trials, self._budget, self._spent)
+        best, by = _best(self._trials, self._objective).settings, self._objective
+        found = Tuning(self._rule(best), best["lr"], by.metric, self._trials, self._budget, self._spent, by.larger)
+        return found
 
     @property
     def _left(self) -> float:
@@ -241,11 +249,14 @@ class _Search:
         """The next trials: over the whole ranges at first, then over ever smaller parts around the best so far."""
         ranges = self._ranges
         if generation:
-            best = _best(self._trials).settings
+            best = _best(self._trials, self._objective).settings
             ranges = {name: own.around(best[name], 0.25**generation) for name, own in ranges.items()}
         points = spread_evenly(count, len(ranges), first=1 if generation else 0)
         asked = [
-            Trial({name: own.at(share) for (name, own), share in zip(ranges.items(), point, strict=True)})
+            Trial(
+                {name: own.at(share) for (name, own), share in zip(ranges.items(), point, strict=True)},
+                score=self._objective.worst,
+            )
             for point in points
         ]
         self._trials += asked
@@ -254,11 +265,14 @@ class _Search:
     def _race(self, running: list[Trial]) -> None:
         """Take a generation from stage to stage, as far as the budget goes."""
         for quarters in QUARTERS:
-            best = sorted(running, key=lambda one: one.score)[: int(self._left * WHOLE / quarters)]
+            best = sorted(running, key=self._cost)[: int(self._left * WHOLE / quarters)]
             affordable = sorted(best, key=running.index)
             self._score(affordable, quarters)
-            passed = promoted([one.score for one in affordable])
+            passed = promoted([self._cost(one) for one in affordable])
             running = [one for one, good in zip(affordable, passed, strict=True) if good]
+
+    def _cost(self, trial: Trial) -> float:
+        return self._objective.cost(trial.score)
 
     def _score(self, trials: list[Trial], quarters: int) -> None:
         """Run them this far from the start: runs that keep no state between stages can be made anywhere."""
@@ -269,7 +283,8 @@ class _Search:
             row = self._ledger.find(settings=job.key.settings, quarters=quarters)
             if row is None:
                 return None
-            known = math.inf if row["score"] is None else float(row["score"]), int(row["arrivals"])
+            score = self._objective.worst if row["score"] is None else float(row["score"])
+            known = score, int(row["arrivals"])
             self._collect(job.key, quarters, known)
             return known
 
@@ -281,7 +296,8 @@ class _Search:
         self._jobs.run(jobs, recorded=recorded, ended=ended)
 
     def _spec(self, settings: dict[str, float]) -> RunSpec:
-        return dataclasses.replace(self._plan, rule=self._rule(settings), lr=settings["lr"], evaluations=WHOLE)
+        trial = self._plan.as_trial(evaluations=WHOLE)
+        return dataclasses.replace(trial, rule=self._rule(settings), lr=settings["lr"])
 
     def _rule(self, settings: dict[str, float]) -> Method:
         rest = {name: int(value) for name, value in settings.items() if name != "lr"}
@@ -310,9 +326,9 @@ def promoted(scores: Sequence[float]) -> list[bool]:
     return [math.isfinite(score) and score <= half for score, half in zip(scores, halves, strict=True)]
 
 
-def _best(trials: Sequence[Trial]) -> Trial:
-    """Of those that did not diverge, the lowest score among those that went furthest; of equals, the smaller rate."""
-    return min(trials, key=lambda one: (math.isinf(one.score), -one.quarters, one.score, one.settings["lr"]))
+def _best(trials: Sequence[Trial], by: Objective) -> Trial:
+    """Of those that did not diverge, the best score among those that went furthest; of equals, the smaller rate."""
+    return min(trials, key=lambda one: (math.isinf(one.score), -one.quarters, by.cost(one.score), one.settings["lr"]))
 
 
 def _score_until(part: tuple[RunSpec, int]) -> Scored:
@@ -331,4 +347,4 @@ def _score_until(part: tuple[RunSpec, int]) -> Scored:
         if spent >= quarters / WHOLE:
             break
     run = training.result()
-    return score_of(run), len(run.events)
+    return spec.score_of(run), len(run.events)

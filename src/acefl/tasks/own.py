@@ -71,9 +71,10 @@ def as_typed(place: str, settings: Mapping[str, Any]) -> str:
 def difference(described: Mapping[str, Any], recorded: Mapping[str, Any]) -> str:
     """In what a task differs from the one on record, in a line; empty if in nothing.
 
-    Which name it was made by is left out: a task may be handed over as an object too.
+    Which name it was made by is left out: a task may be handed over as an object too. So is the sentence on a client's
+    work, which follows from the rest and which older records lack.
     """
-    names = [name for name in {**recorded, **described} if name != "imported_from"]
+    names = [name for name in {**recorded, **described} if name not in ("imported_from", "client_work")]
     for name in names:
         if described.get(name) != recorded.get(name):
             return f"{name} is {described.get(name)!r}; the run's was {recorded.get(name)!r}"
