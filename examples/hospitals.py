@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 from sklearn.datasets import load_breast_cancer
+from sklearn.metrics import f1_score
 from torch import nn
 
 from acefl import ACE, ASGD, CA2FL, FedBuff, Scenario, Stop, compare, tasks
@@ -20,13 +21,17 @@ patients["hospital"] = np.take(NAMES, pd.qcut(patients["mean radius"], 9, labels
 minutes = {name: 3.0 + 12.0 * place for place, name in enumerate(NAMES)}  # what a visit takes, as each has measured it
 
 
+def f1(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+    return f1_score(targets, outputs.argmax(1), average="macro", zero_division=np.nan)
+
+
 def task(seed: int) -> tasks.TorchTask:
     clients = tasks.by_group(patients, "hospital", target="benign", test=0.25, seed=seed)
     torch.manual_seed(seed)
-    return tasks.TorchTask(nn.Linear(30, 2), nn.CrossEntropyLoss(), clients, batch=16)
+    return tasks.TorchTask(nn.Linear(30, 2), nn.CrossEntropyLoss(), clients, batch=16, metrics={"f1": f1})
 
 
 out = sys.argv[1] if len(sys.argv) > 1 else "hospitals-report"
 scenario, methods = Scenario(durations=minutes), [ACE(), CA2FL(buffer=3), FedBuff(buffer=3), ASGD()]
-compare(task, methods, scenario=scenario, stop=Stop(arrivals=300), seeds=[0, 1], out=out)
+compare(task, methods, scenario=scenario, stop=Stop(arrivals=300), seeds=[0, 1], evaluations=10, out=out)
 print(f"report: {out}/report.html")

@@ -124,7 +124,7 @@ def test_every_setting_has_an_option_and_every_option_a_setting() -> None:
     def names(settings: Any) -> set[str]:
         return {field.name for field in dataclasses.fields(settings)}
 
-    assert names(options.ScenarioOptions) == names(timing.Scenario)
+    assert names(options.ScenarioOptions) == names(timing.Scenario) - {"durations"}  # a file of them is a trace
     assert names(options.StopOptions) == names(Stop)
     everybodys = {name for task in (tasks.digits, tasks.quadratic) for name in inspect.signature(task).parameters}
     assert names(options.TaskOptions) == everybodys - {"seed"} | {"task"}
@@ -181,6 +181,47 @@ def test_every_scenario_option_arrives_where_it_belongs(acefl_command: Terminal)
     assert traced["scenario"]["trace"] == "trace.csv"
     assert traced["warnings"] == []
     assert traced["stop"] == {"arrivals": 30, "steps": None, "time": 9.0}
+
+
+def test_a_run_says_whether_and_when_it_reached_its_target(acefl_command: Terminal) -> None:
+    run = ["run", *TINY, "--lr", "0.2", "--evaluations", "30"]
+    aimed = acefl_command.json(*run, "--target", "gap=3")
+    reached = aimed["target"]["reached"]
+    assert aimed["stop"]["target"] == ["gap", 3.0]
+    assert 0 < reached["arrivals"] == aimed["arrivals"] < 30
+    code, out, err = acefl_command(*run, "--target", "gap=3")
+    assert (code, "gap ≤ 3 was reached at time" in out, "warning" in err) == (0, True, False)
+    code, out, _ = acefl_command(*run, "--target", "gap=-1")
+    assert (code, "gap ≤ -1 was not reached" in out) == (0, True)
+    assert acefl_command.json("run", "--task", "quadratic", "--clients", "5", "--lr", "0.2", "--target", "gap=5")[
+        "stop"
+    ] == {
+        "arrivals": 10_000,
+        "steps": None,
+        "time": None,
+        "target": ["gap", 5.0],
+    }
+
+
+@pytest.mark.parametrize("flags", [("--target", "f1=0.9"), ("--by", "f1")])
+def test_a_metric_that_is_not_there_is_one_line_on_every_command(
+    acefl_command: Terminal, flags: tuple[str, str]
+) -> None:
+    commands = [SMALL_COMPARISON, ["tune", *TINY], ["sweep", "--vary", "lr=0.1,0.2", "--vary", "task.name=quadratic"]]
+    for command in commands if flags[0] == "--by" else [*commands[:2], ["run", *TINY, "--lr", "0.1"]]:
+        code, _, err = acefl_command(*command, *flags)
+        assert code == 2, command
+        assert "no metric 'f1' here; allowed: client_loss, fast_loss, gap, grad_norm" in err
+
+
+def test_results_go_by_the_metric_that_was_named(acefl_command: Terminal) -> None:
+    compared = acefl_command.json(*SMALL_COMPARISON, "--by", "grad_norm", "--out", "by")
+    assert (compared["objective"], compared["by"]) == ("grad_norm", "grad_norm")
+    norms = [row["grad_norm"] for row in compared["summary"]]
+    assert norms == sorted(norms)
+    tuned = acefl_command.json("tune", *TINY, "--budget", "2", "--by", "heldout_worst_loss", "--workers", "1")
+    assert tuned["objective"] == "heldout_worst_loss"
+    assert all("heldout_worst_loss" in trial for trial in tuned["trials"])
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,12 @@ def leaderboard(
             autocompletion=lambda: list(options.TASKS),
         ),
     ] = None,
+    natural: Annotated[
+        bool,
+        typer.Option(
+            "--natural", help="On natural federations, speeds of phones tied to data, independent of it and reversed"
+        ),
+    ] = False,
     arrivals: Annotated[
         int, typer.Option(metavar="N", min=1, help="Accepted uploads per run", rich_help_panel=options.BUDGET)
     ] = 6000,
@@ -44,7 +50,7 @@ def leaderboard(
     seeds: options.Seeds = "5",
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="All of it in a minute or two; the numbers mean nothing, and the board says so"),
+        typer.Option("--quick", help="All of it in minutes; the numbers mean nothing, and the board says so"),
     ] = False,
     out: Annotated[
         Path,
@@ -76,6 +82,7 @@ def leaderboard(
 
     Examples:
       acefl leaderboard --quick
+      acefl leaderboard --natural --quick --out natural-board
       acefl leaderboard --workers 16 --out board
       acefl leaderboard --rule mypkg.mymodule:MyRule --out board
       acefl leaderboard --rule mypkg.mymodule:MyRule --only --out mine
@@ -99,6 +106,7 @@ def leaderboard(
             out=out,
             only=only,
             tasks=task or (),
+            natural=natural,
             arrivals=arrivals,
             budget=budget,
             seeds=chosen,

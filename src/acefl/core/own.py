@@ -1,7 +1,7 @@
 """Methods and tasks of people's own, by the name of their module: `mypkg.mymodule:MyRule(tau=3)`.
 
 A name is imported only when a person gives it, on the command line, in a grid or in a call. A recorded run says where
-its method and its task came from, but reading it back imports nothing: whoever wants to go on with it names them again.
+its method and its task came from, but reading it back imports nothing: whoever wants to resume it names them again.
 """
 
 from __future__ import annotations

@@ -44,7 +44,12 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
         except (ValueError, TypeError, RecursionError):
             raise InvalidInput(f"{text!r} has a setting that is not a plain value such as 5 or 'sqrt'") from None
         node = node.func
-    return (node.id, settings) if isinstance(node, ast.Name) else None
+    return (ast.unparse(node), settings) if _is_name(node) else None
+
+
+def _is_name(node: ast.expr) -> bool:
+    """Whether it is a name, or several with dots between them."""
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_name(node.value))
 
 
 def build(kind: type[T], settings: Mapping[str, Any], called: str | None = None, **fixed: Any) -> T:

@@ -9,13 +9,14 @@ from acefl.report import comparison, page, style
 from acefl.report.drawing import VIRIDIS, Figure, Panel, heatmap
 from acefl.report.metrics import by_key
 from acefl.report.page import Cell, Table
-from acefl.report.standings import ALSO, NOT_FOR_CITING, Board, written
+from acefl.report.standings import NOT_FOR_CITING, Board, written
 
 
 def render(directory: Path) -> str:
     """The page of a leaderboard's directory."""
     board = Board.read(directory)
-    shown = [(task, board.shown(task, key)) for task in board.tasks for key in (board.shown(task), *ALSO.get(task, ()))]
+    keys = {task: (board.shown(task), *board.besides(task)) for task in board.tasks}
+    shown = [(task, board.shown(task, key)) for task, own in keys.items() for key in own]
     return page.render(
         "leaderboard",
         title=f"Leaderboard ({NOT_FOR_CITING})" if board.quick else "Leaderboard",

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from acefl.core.errors import InvalidInput, require
+from acefl.tasks import natural
 from acefl.tasks.base import Evaluation, Task
 from acefl.tasks.batch_norm import batch_statistics, carried_statistics
 from acefl.tasks.cifar import cifar10, cifar100
 from acefl.tasks.digits import digits
 from acefl.tasks.groups import NamedClients, by_group
-from acefl.tasks.language_model import LanguageModel, language_model
+from acefl.tasks.language_model import language_model
 from acefl.tasks.local_work import LocalSteps, LocalWork
 from acefl.tasks.metrics import Metric
 from acefl.tasks.news20 import news20
@@ -23,6 +24,7 @@ TASKS: dict[str, Callable[..., Task]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
     "digits": digits,
+    **{f"natural.{task.__name__}": task for task in natural.TASKS},
     "news20": news20,
     "quadratic": quadratic,
 }
@@ -60,7 +62,6 @@ def with_attack(task: Task, attack: Any) -> Task:
 __all__ = [
     "TASKS",
     "Evaluation",
-    "LanguageModel",
     "LocalSteps",
     "LocalWork",
     "Metric",
@@ -76,6 +77,7 @@ __all__ = [
     "cifar100",
     "digits",
     "language_model",
+    "natural",
     "news20",
     "partition",
     "quadratic",
