@@ -48,10 +48,12 @@ if TYPE_CHECKING:
         RobustACE,
     )
     from acefl.runs.checkpoint import Every
-    from acefl.runs.record import Run, load
+    from acefl.runs.record import Run
     from acefl.runs.resume import resume
     from acefl.runs.simulate import simulate
     from acefl.studies.compare import compare
+    from acefl.studies.load import load
+    from acefl.studies.results import Comparison
     from acefl.studies.tune import tune
     from acefl.table import Accumulator, Table
     from acefl.tasks.attacks import attacked
@@ -76,6 +78,7 @@ _HOME = {
     "CA2FL": "rules",
     "Calibrated": "rules",
     "Clipped": "rules",
+    "Comparison": "studies.results",
     "Constant": "core.schedules",
     "Cosine": "core.schedules",
     "DelayAdaptiveASGD": "rules",
@@ -115,7 +118,7 @@ _HOME = {
     "Yogi": "core.optimizers",
     "attacked": "tasks.attacks",
     "compare": "studies.compare",
-    "load": "runs.record",
+    "load": "studies.load",
     "resume": "runs.resume",
     "simulate": "runs.simulate",
     "tune": "studies.tune",
@@ -153,6 +156,7 @@ __all__ = [
     "Arrival",
     "Calibrated",
     "Clipped",
+    "Comparison",
     "Constant",
     "Cosine",
     "DelayAdaptiveASGD",

@@ -218,7 +218,7 @@ def test_a_run_on_ray_that_was_killed_counts_what_was_sent_and_its_probe_goes_on
     class Killed(BaseException):
         """As SIGKILL: nobody catches it."""
 
-    def kill(spent: float) -> None:
+    def kill(spent: float, *_: object) -> None:
         if spent > 0.5:
             raise Killed
 

@@ -121,7 +121,7 @@ def test_a_run_is_gone_on_with_only_by_who_names_its_method(capsys: pytest.Captu
     class Killed(Exception):
         pass
 
-    def stop_half_way(spent: float) -> None:
+    def stop_half_way(spent: float, *_: object) -> None:
         if spent > 0.5:
             raise Killed
 

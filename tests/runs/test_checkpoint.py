@@ -44,8 +44,8 @@ class Interrupted(Exception):
     """What ends a run half-way, short of killing the process."""
 
 
-def interrupt_at(share: float) -> Callable[[float], None]:
-    def progress(spent: float) -> None:
+def interrupt_at(share: float) -> Callable[[float, float, str], None]:
+    def progress(spent: float, whole: float, last: str) -> None:
         if spent >= share:
             raise Interrupted
 
@@ -187,7 +187,7 @@ class TestRunDirectory:
     def test_it_really_goes_on_from_the_checkpoint(self, tmp_path: Path) -> None:
         interrupted(tmp_path / "run")
         shares: list[float] = []
-        acefl.resume(tmp_path / "run", progress=shares.append)
+        acefl.resume(tmp_path / "run", progress=lambda spent, *_: shares.append(spent))
         assert min(shares) >= 0.5
 
     def test_an_earlier_record_stays_until_the_new_one_is_complete(self, tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ class TestRunDirectory:
         where = tmp_path / "run"
         refusals: list[str] = []
 
-        def try_too(spent: float) -> None:
+        def try_too(spent: float, *_: object) -> None:
             for other in (lambda: acefl.resume(where), lambda: interrupted(where), lambda: plain_run(where)):
                 with pytest.raises(InvalidInput) as refusal:
                     other()
@@ -381,7 +381,7 @@ class TestDamage:
         damage(newest)
         start = accepted(before) / resumable.ARRIVALS
         shares: list[float] = []
-        assert resumed(where, progress=shares.append) == expected
+        assert resumed(where, progress=lambda spent, *_: shares.append(spent)) == expected
         assert start < min(shares) < start + 0.1
         assert len(caplog.records) == (0 if damage is Path.unlink else 1)
 
@@ -686,7 +686,7 @@ class TestFullDisk:
             logging.getLogger("acefl").addHandler(handler)
             first: list[str] = []
 
-            def fill(spent: float) -> None:
+            def fill(spent: float, *_: object) -> None:
                 if spent >= 0.5 and not first:
                     first.extend(sorted(os.listdir(where / "checkpoint")))
                     resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000))
@@ -702,7 +702,7 @@ class TestFullDisk:
             assert "cannot write a checkpoint" in warning
             assert "File too large" in warning
             shares: list[float] = []
-            run = acefl.resume(where, progress=shares.append)
+            run = acefl.resume(where, progress=lambda spent, *_: shares.append(spent))
             assert 0.3 < min(shares) < 0.6
             assert torch.equal(run.model, expected)
 

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+import acefl
 from acefl import ACE, InvalidInput, Scenario, Stop, simulate, tasks
+from acefl.cli import main
 from acefl.probes import ErrorTerms, Participation
 from acefl.runs.loggers import Logger, MLflow, TensorBoard, WandB
+from acefl.runs.observers import Observer
 from acefl.runs.record import Run
 
 AXES = ("step", "arrival", "time")
@@ -119,3 +122,46 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
 def test_logging_does_not_change_the_run(tmp_path: Path) -> None:
     with TensorBoard(tmp_path) as log:
         assert torch.equal(run().model, run(log).model)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_comparison_logs_every_reported_run_wherever_it_is_made(workers: int, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="the tensorboard extra is not installed")
+    settings: dict[str, Any] = {"stop": Stop(arrivals=20), "seeds": (0, 1), "workers": workers, "lr": 0.1}
+    logger = f"TensorBoard(directory={str(tmp_path / 'logs')!r})"
+    acefl.compare("quadratic(clients=4, dim=2)", [ACE()], logger=logger, out=tmp_path / "out", **settings)
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["ACE-seed0", "ACE-seed1"]
+    assert all(list(path.glob("events.*")) for path in (tmp_path / "logs").iterdir())
+
+
+def test_a_function_makes_an_observer_for_each_method_and_seed(tmp_path: Path) -> None:
+    made: list[tuple[str, int]] = []
+
+    class Counting(Observer):
+        rows = 0
+
+        def evaluated(self, row: dict[str, float]) -> None:
+            Counting.rows += 1
+
+    def watch(label: str, seed: int) -> Observer:
+        made.append((label, seed))
+        return Counting()
+
+    how: dict[str, Any] = {"stop": Stop(arrivals=20), "seeds": (3, 4), "workers": 2, "evaluations": 2}
+    acefl.compare("quadratic(clients=4, dim=2)", [ACE()], logger=watch, out=tmp_path / "out", **how)
+    assert made == [("ACE", 3), ("ACE", 4)]  # and not for the rates that were tried
+    assert Counting.rows == 2 * 3
+
+
+def test_a_logger_is_named_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorboard", reason="the tensorboard extra is not installed")
+    monkeypatch.chdir(tmp_path)
+    small = ["--task", "quadratic", "--clients", "4", "--dim", "2", "--arrivals", "20", "--lr", "0.1"]
+    assert main(["run", *small, "--logger", "tensorboard", "--out", "mine"]) == 0
+    assert list(Path("acefl-logs/mine").glob("events.*"))
+    assert main(["run", *small, "--logger", "tensorbord"]) == 2
+    assert "logger is 'tensorbord'; allowed: tensorboard, wandb, mlflow" in capsys.readouterr().err
+    assert main(["compare", *small, "--logger", "wandb(colour=1", "--out", "no"]) == 2
+    assert not Path("no").exists()

@@ -142,8 +142,11 @@ def test_other_budgets_are_shared_out_too(quadratic: tasks.Quadratic, stop: Stop
 
 def test_progress_rises_to_one(quadratic: tasks.Quadratic) -> None:
     for arrivals in (7, 1_000):
-        seen: list[float] = []
-        run_of(quadratic, stop=Stop(arrivals=arrivals), evaluations=1, progress=seen.append)
+        told: list[tuple[float, float, str]] = []
+        add = told.append
+        run_of(quadratic, stop=Stop(arrivals=arrivals), evaluations=1, progress=lambda *state, add=add: add(state))
+        seen = [spent for spent, _, _ in told]
+        assert {(whole, last) for _, whole, last in told} == {(1.0, "ASGD")}
         assert seen == sorted(set(seen))
         assert seen[-1] == 1.0
         assert len(seen) <= 101

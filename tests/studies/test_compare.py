@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +21,7 @@ from torch import nn
 
 import acefl
 from acefl import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff, InvalidInput, Scenario, Stop, tasks
+from acefl.core.files import UNFINISHED
 from acefl.core.rule import Method, Rule
 from acefl.runs.record import run_name
 from acefl.studies.compare import compare, search_rate
@@ -36,7 +42,7 @@ SMALL: dict[str, Any] = {"scenario": Scenario(spread=5.0), "stop": Stop(arrivals
 TIMINGS = ("wall_seconds", "machine")
 
 
-def small(out: Path, task: Any = TASK, methods: Any = METHODS, **settings: Any) -> Path:
+def small(out: Path, task: Any = TASK, methods: Any = METHODS, **settings: Any) -> Any:
     return compare(task, methods, out=out, **{**SMALL, "seeds": (0, 1), "workers": 1, **settings})
 
 
@@ -51,7 +57,10 @@ def content_of(directory: Path) -> dict[str, Any]:
 
 
 def test_one_worker_and_two_give_the_same_numbers(compared: Path, tmp_path: Path) -> None:
-    parallel = small(tmp_path / "two", workers=2)
+    same_numbers(compared, small(tmp_path / "two", workers=2))
+
+
+def same_numbers(compared: Path, parallel: Path) -> None:
     one, two = content_of(compared), content_of(parallel)
     for name in TIMINGS:
         del one[name], two[name]
@@ -67,7 +76,7 @@ def test_one_worker_and_two_give_the_same_numbers(compared: Path, tmp_path: Path
 
 def test_everything_is_recorded(compared: Path) -> None:
     content = content_of(compared)
-    assert content["task"] == TASK
+    assert content["task"] == {**TASK, "client_work": tasks.quadratic().describe()["client_work"]}
     assert content["objective"] == "gap"
     assert Scenario(**content["scenario"]) == SMALL["scenario"]
     assert Stop(**content["stop"]) == SMALL["stop"]
@@ -102,6 +111,93 @@ def test_a_given_rate_is_not_tuned(tmp_path: Path) -> None:
     assert [(method["lr"], method["tuning"]) for method in methods] == [(0.05, []), (0.05, [])]
 
 
+def test_a_rate_may_be_given_for_some_methods_by_label_or_name(tmp_path: Path) -> None:
+    three = [ACE(), FedBuff(buffer=3), FedBuff(buffer=2)]
+    rates = {"FedBuff": 0.3, "FedBuff(buffer=2)": 0.2}
+    methods = content_of(small(tmp_path / "some", methods=three, lr=rates, seeds=(3,)))["methods"]
+    assert [method["lr"] for method in methods[1:]] == [0.3, 0.2]
+    assert [bool(method["tuning"]) for method in methods] == [True, False, False]
+    whole = content_of(small(tmp_path / "all", methods=[ACE()], seeds=(3,)))["methods"]
+    assert methods[0]["tuning"] == whole[0]["tuning"]
+
+
+class Stopped(BaseException):
+    """Like Ctrl-C."""
+
+
+@pytest.mark.parametrize("after", [1, 6, 15])
+def test_what_was_interrupted_goes_on_to_the_same_end(after: int, compared: Path, tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    def stop(done: float, known: float, last: str) -> None:
+        heard.append(last)
+        if len(heard) == after + 1:
+            raise Stopped
+
+    out = tmp_path / "out"
+    with pytest.raises(Stopped):
+        small(out, progress=stop)
+    assert [path.name for path in out.iterdir()] == [UNFINISHED]
+    with pytest.raises(InvalidInput, match="holds the comparison of other settings, such as stop"):
+        small(out, stop=Stop(arrivals=41))
+    with pytest.raises(InvalidInput, match="holds an interrupted comparison"):
+        acefl.simulate(build_task(TASK, 0), ACE(), lr=0.1, out=out)
+    again: list[tuple[float, float, str]] = []
+    small(out, progress=lambda *state: again.append(state))
+    assert again[0][0] == after
+    assert not set(heard[1:]) & {last for _, _, last in again}
+    same_numbers(compared, out)
+    assert sorted(path.name for path in out.iterdir()) == ["compare.json", "report.html", "runs"]
+
+
+def test_a_kill_loses_only_what_was_under_way(compared: Path, tmp_path: Path) -> None:
+    """Killed with its workers, just when a run has landed."""
+    out = tmp_path / "killed"
+    script = "import sys; from tests.studies.test_compare import small; small(sys.argv[1], workers=2)"
+    child = subprocess.Popen([sys.executable, "-c", script, str(out)], cwd=Path(__file__).parents[2])
+    deadline = time.monotonic() + 120
+    while not list(out.glob(f"{UNFINISHED}/runs/[!.]*/summary.json")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    assert (out / UNFINISHED).exists()
+    told: list[tuple[float, float, str]] = []
+    small(out, progress=lambda *state: told.append(state))
+    assert told[0][0] >= 8  # a search of seven rates, and a run
+    same_numbers(compared, out)
+
+
+def test_a_finished_comparison_stays_until_the_next_is_complete(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    small(out, lr=0.05, seeds=(0,))
+
+    def stop(done: float, known: float, last: str) -> None:
+        if done == 1:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        small(out, lr=0.1, seeds=(0,), progress=stop)
+    assert content_of(out)["methods"][0]["lr"] == acefl.load(out).runs["ACE"][0].config["lr"] == 0.05
+    (tmp_path / ".out-replaced").mkdir()  # killed between the two steps by which the new one takes its place
+    for path in out.iterdir():
+        path.rename(tmp_path / ".out-replaced" / path.name)
+    out.rmdir()
+    small(out, lr=0.1, seeds=(0,))
+    assert content_of(out)["methods"][0]["lr"] == 0.1
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_two_processes_do_not_write_one_comparison(tmp_path: Path) -> None:
+    def second(done: float, known: float, last: str) -> None:
+        with pytest.raises(InvalidInput, match="is being written by another run"):
+            small(tmp_path / "out")
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        small(tmp_path / "out", progress=second)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_rate_that_diverges_scores_nothing(tmp_path: Path) -> None:
     out = small(tmp_path / "wild", methods=[ASGD()], lr_centre=64.0, seeds=(0,), stop=Stop(arrivals=400))
     (method,) = content_of(out)["methods"]
@@ -126,7 +222,7 @@ class OwnData:
 def test_a_callable_task_is_compared_too_and_its_data_loaded_once_per_seed(tmp_path: Path) -> None:
     own = OwnData()
     content = content_of(small(tmp_path / "own", own, [ASGD()], workers=2))
-    assert content["task"] == {"name": "own"}
+    assert content["task"]["name"] == "own"
     assert content["objective"] == "client_loss"
     assert sorted(own.loaded) == [0, 1, TUNING_SEED]
     with pytest.raises(InvalidInput, match="task is TorchTask; allowed: settings, or what builds one by seed"):
@@ -182,6 +278,8 @@ def test_threads_are_given_back(tmp_path: Path) -> None:
         ({"seeds": [1, 1]}, r"seeds are \[1, 1\]; allowed: each once"),
         ({"seeds": [TUNING_SEED]}, f"seed {TUNING_SEED} is kept for tuning"),
         ({"lr": 0.0}, "lr is 0.0; allowed"),
+        ({"lr": {"ACE": -1.0}}, "lr of ACE is -1.0; allowed"),
+        ({"lr": {"ACED": 1.0}}, "lr is given for ACED, which is not compared; allowed: ACE, FedBuff"),
         ({"lr_centre": -1.0}, "lr is -1.0; allowed"),
         ({"evaluations": 0}, "evaluations is 0; allowed"),
         ({"workers": 0}, "workers is 0; allowed: at least 1"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -209,3 +210,18 @@ def test_seeds_that_diverged_are_never_averaged_away(tmp_path: Path) -> None:
 def test_a_metric_that_some_cells_do_not_have_is_averaged_over_those_that_have_it() -> None:
     table = pd.DataFrame({"a": [1, 1], "gap": [2.0, float("nan")], "diverged": [False, False]})
     assert sweeps.grouped(table, ["a"], GAP)[0]["mean"] == 2.0
+
+
+def test_the_grid_in_the_docs_runs_as_it_stands(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sweep.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "grid.toml").write_text(block)
+    grid = Grid.read(tmp_path / "grid.toml")
+    assert len(grid.cells()) == 16
+    assert f"`{'`, `'.join(('optimizer', 'schedule'))}`" in page
+    assert all(f"`{key}`" in page or f"`[{key}]`" in page for key in sweeping.KEYS)
+    made = sweep(grid, tmp_path / "sweep", workers=1)
+    assert (made.done, made.failed) == (16, {})
+    html = made.report().read_text(encoding="utf-8")
+    assert "Best mean" not in html
+    assert "Compare within the same spread" in html

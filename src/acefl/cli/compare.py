@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -19,24 +21,21 @@ def compare(
     method: options.Methods = None,
     seeds: options.Seeds = "3",
     evaluations: options.Evaluations = 50,
-    lr: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X",
-            help="One rate for every method [dim]\\[tune each one's][/dim]",
-            callback=options.check_rate,
-            rich_help_panel=options.RATE,
-        ),
-    ] = None,
+    lr: options.Rates = None,
     lr_centre: options.RateCentre = 0.25,
     by: options.By = None,
     optimizer: options.ServerOptimizer = None,
     schedule: options.RateSchedule = None,
     out: Annotated[
         Path,
-        typer.Option(metavar="DIR", help="Where to write; replaces an earlier record", rich_help_panel=options.OUTPUT),
+        typer.Option(
+            metavar="DIR",
+            help="Where to write; replaces a finished record, goes on with an interrupted one",
+            rich_help_panel=options.OUTPUT,
+        ),
     ] = Path("acefl-compare"),
     title: Annotated[str, typer.Option(metavar="TEXT", help="Of the report", rich_help_panel=options.OUTPUT)] = "",
+    logger: options.LoggerName = None,
     workers: options.Workers = None,
     json: options.Json = False,
 ) -> None:
@@ -45,10 +44,13 @@ def compare(
     Without options: the paper's six methods on handwritten digits, 100 clients
     whose speed goes with their data, 10,000 uploads, 3 seeds. A few minutes later
     there is a table on the terminal and a report in acefl-compare/report.html.
+    Interrupted or killed, the same command goes on where it was.
 
     Examples:
       acefl compare
       acefl compare --method ACE --method 'ACED(tau=300)' --seeds 5
+      acefl compare --method ACE --method FedBuff --lr ACE=0.1 --lr FedBuff=1
+      acefl compare --task mymodule:make_task --out mine
       acefl compare --task quadratic --spread 10 --seeds 1 --out quick
       acefl compare --target accuracy=0.9 --by heldout_client_loss
       acefl compare --clock tick --delay 5 --steps 500 --json > result.json
@@ -56,14 +58,28 @@ def compare(
     chosen = options.parse_seeds(seeds)
     from acefl.cli import show
     from acefl.cli.prepare import prepare
-    from acefl.core.files import check_replaceable, read_json
+    from acefl.core.files import UNFINISHED, check_replaceable, read_json
     from acefl.report import tables
+    from acefl.studies import cost
     from acefl.studies.compare import compare as run_study
+    from acefl.studies.compare import rates_of
+    from acefl.studies.spec import RunSpec
 
-    check_replaceable(out)
+    check_replaceable(out, goes_on=True)
     rules, step = options.parse_methods(method), options.parse_step(optimizer, schedule)
     ready = prepare(task, scenario, stop, rules, chosen[0])
-    with show.job_bar(quiet=json, ready=ready, then="writing the report") as progress:
+    rates = options.parse_rates(lr)
+    if not json:
+        plan = RunSpec(
+            ready.settings, rules[0], math.nan, ready.scenario, ready.stop, chosen[0], evaluations, watch=True, **step
+        )
+        plans = [dataclasses.replace(plan, rule=rule) for rule in rules]
+        tuned = sum(rate is None for rate in rates_of(rules, rates).values())
+        ready = ready.expecting(cost.of_comparison(plans, tuned, chosen, workers))
+    with (
+        show.going_on(out, begun=out / UNFINISHED),
+        show.job_bar(quiet=json, ready=ready, then="writing the report") as progress,
+    ):
         run_study(
             ready.settings,
             rules,
@@ -71,13 +87,14 @@ def compare(
             scenario=ready.scenario,
             stop=ready.stop,
             seeds=chosen,
-            lr=lr,
+            lr=rates,
             lr_centre=lr_centre,
             by=by,
             evaluations=evaluations,
             workers=workers,
             title=title,
             progress=progress,
+            logger=logger,
             **step,
         )
     table, result = tables.summary_table(out), read_json(out / "compare.json")

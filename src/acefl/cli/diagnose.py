@@ -24,15 +24,7 @@ def diagnose(
     stop: options.StopOptions,
     method: options.Methods = None,
     seeds: options.Seeds = "1",
-    lr: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X",
-            help="One rate for every method [dim]\\[tune each one's][/dim]",
-            callback=options.check_rate,
-            rich_help_panel=options.RATE,
-        ),
-    ] = None,
+    lr: options.Rates = None,
     every: Annotated[
         int | None,
         typer.Option(
@@ -47,6 +39,7 @@ def diagnose(
         typer.Option(
             metavar="NAME",
             help=f"Only this of {', '.join(PARTS)}; repeat it for more [dim]\\[all][/dim]",
+            autocompletion=lambda: list(PARTS),
             rich_help_panel=options.BUDGET,
         ),
     ] = None,
@@ -96,7 +89,7 @@ def diagnose(
             scenario=ready.scenario,
             stop=None if stop == options.StopOptions() else ready.stop,
             seeds=chosen,
-            lr=lr,
+            lr=options.parse_rates(lr),
             every=every,
             parts=part or PARTS,
             quick=quick,

@@ -19,9 +19,21 @@ def leaderboard(
             metavar="NAME",
             help="Joins the library's: your own as mypkg.mymodule:MyRule, or one of them with other settings",
             show_default=False,
+            autocompletion=lambda: list(options.METHODS),
         ),
     ] = None,
     only: Annotated[bool, typer.Option("--only", help="Only the methods named, not the library's")] = False,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--task",
+            metavar="NAME",
+            help="In place of the board's two: 'digits(alpha=1.0)', or your own as mypkg.mymodule:make_task; again for "
+            "each",
+            show_default=False,
+            autocompletion=lambda: list(options.TASKS),
+        ),
+    ] = None,
     natural: Annotated[
         bool,
         typer.Option(
@@ -74,6 +86,7 @@ def leaderboard(
       acefl leaderboard --workers 16 --out board
       acefl leaderboard --rule mypkg.mymodule:MyRule --out board
       acefl leaderboard --rule mypkg.mymodule:MyRule --only --out mine
+      acefl leaderboard --task mypkg.mymodule:make_task --out mine
       acefl leaderboard --show board > board.md
       acefl leaderboard --recorded
     """
@@ -87,11 +100,12 @@ def leaderboard(
         _print(Board.recorded() if show is None else Board.read(show), json)
         return
     own = options.parse_methods(method) if method else []
-    with showing.job_bar(quiet=json, then="writing the report") as progress:
+    with showing.going_on(out), showing.job_bar(quiet=json, then="writing the report") as progress:
         boards.leaderboard(
             own,
             out=out,
             only=only,
+            tasks=task or (),
             natural=natural,
             arrivals=arrivals,
             budget=budget,

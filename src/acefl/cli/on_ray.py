@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from acefl.cli import options
 from acefl.core.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from acefl.runs.observers import Observer
     from acefl.runs.record import Run
 
 
@@ -31,6 +33,7 @@ def train(
     gpus: float,
     address: str,
     quiet: bool,
+    observers: Sequence[Observer],
     step: dict[str, Any],
 ) -> Run:
     """Train, and write the run and its report to `out`; a run that was interrupted there is gone on with."""
@@ -59,6 +62,7 @@ def train(
             out=out,
             checkpoint=Every(arrivals=checkpoint_every) if checkpoint_every else None,
             progress=progress,
+            observers=observers,
             **step,
         )
     if out is not None:

@@ -73,8 +73,8 @@ def one_of(words: tuple[str, ...]) -> dict[str, Any]:
 
 
 _TASK_NAME: Any = typer.Option(
-    help=f"One of {', '.join(TASKS)}; settings without an option of their own as in "
-    "\"cifar10(folder='data', device='cuda')\"",
+    help=f"One of {', '.join(TASKS)}, or your own as mypkg.mymodule:make_task; settings without an option of their own "
+    "as in \"cifar10(folder='data', device='cuda')\"",
     metavar="NAME",
     rich_help_panel=TASK,
     autocompletion=lambda: list(TASKS),
@@ -100,17 +100,24 @@ class TaskOptions:
     dim: Annotated[int | None, _option(TASK, "N", "quadratic: number of parameters", 50)] = None
     heterogeneity: Annotated[float | None, _option(TASK, "X", "quadratic: how far optima lie apart", 1.0)] = None
     noise: Annotated[float | None, _option(TASK, "X", "quadratic: noise of the gradients", 0.5)] = None
+    local: Annotated[
+        str | None, _option(TASK, "WORK", "A client's work per upload, as in 'sgd(lr=0.1, epochs=2)'", "one gradient")
+    ] = None
 
     def build(self) -> dict[str, Any]:
         """All settings of the task, for `acefl.studies`; a setting that the task does not have is refused."""
         from acefl import tasks
         from acefl.studies.spec import DEFAULT_TASK
+        from acefl.tasks.sources import parse_task
 
+        options = {key: value for key, value in _given(self).items() if key != "task"}
+        if is_own(self.task):
+            return {**options, **parse_task(self.task)}
         name, called = parse_call(self.task) or (self.task, {})
         require(name in tasks.TASKS, f"unknown task {name!r}; allowed: {', '.join(tasks.TASKS)}")
         parameters = inspect.signature(tasks.TASKS[name]).parameters
         default = DEFAULT_TASK if DEFAULT_TASK["name"] == name else {}
-        given = {key: value for key, value in _given(self).items() if key != "task"} | called
+        given = options | called
         for key, value in given.items():
             allowed = ", ".join(key for key in parameters if key != "seed")
             require(key in parameters and key != "seed", f"task {name} has no setting {key!r}; allowed: {allowed}")
@@ -204,6 +211,7 @@ Methods = Annotated[
         "again for each "
         "[dim]\\[the paper's six][/dim]",
         show_default=False,
+        autocompletion=lambda: list(METHODS),
     ),
 ]
 OneMethod = Annotated[
@@ -231,6 +239,16 @@ RateCentre = Annotated[
     float,
     typer.Option(metavar="X", help="Middle of the first five rates tried", callback=check_rate, rich_help_panel=RATE),
 ]
+Rates = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lr",
+        metavar="X",
+        help="One rate for every method, or NAME=X for one of them, again for each [dim]\\[tune each one's][/dim]",
+        show_default=False,
+        rich_help_panel=RATE,
+    ),
+]
 By = Annotated[
     str | None,
     _option(
@@ -253,6 +271,10 @@ RateSchedule = Annotated[
         "Constant",
     ),
 ]
+LoggerName = Annotated[
+    str | None,
+    _option(OUTPUT, "NAME", "Live curves: tensorboard, wandb, mlflow, as in \"tensorboard(directory='logs')\""),
+]
 Workers = Annotated[int | None, _option(OUTPUT, "N", "Processes at work at once", "one per core, at most 8")]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else", rich_help_panel=OUTPUT)
@@ -265,6 +287,22 @@ def parse_methods(names: list[str] | None) -> list[Method]:
     from acefl.studies.spec import PAPER_METHODS
 
     return [parse(name) for name in names] if names else list(PAPER_METHODS)
+
+
+def parse_rates(given: list[str] | None) -> float | dict[str, float] | None:
+    """`0.1` for all methods; `ACE=0.1` and `ACED(tau=300)=0.05` for these."""
+    if not given:
+        return None
+    rates: dict[str, float] = {}
+    for text in given:
+        name, _, number = text.rpartition("=")
+        try:
+            rates[name.strip()] = float(number)
+        except ValueError:
+            raise InvalidInput(f"lr is {text!r}; allowed: a number, or NAME=X such as ACE=0.1") from None
+        check_rate(rates[name.strip()])
+    require("" not in rates or len(given) == 1, f"lr is {', '.join(given)}; allowed: one for all, or NAME=X for each")
+    return rates.get("", rates)
 
 
 def parse_step(optimizer: str | None, schedule: str | None) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from acefl.cli.options import ScenarioOptions, StopOptions, TaskOptions
@@ -25,6 +25,10 @@ class Prepared:
     stop: Stop
     expectation: list[str]  # the staleness to expect
     warnings: list[str]  # settings that cannot matter
+
+    def expecting(self, line: str) -> Prepared:
+        """The same with one thing more to expect, such as what it will cost."""
+        return replace(self, expectation=[*self.expectation, line])
 
 
 def prepare(

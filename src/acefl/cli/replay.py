@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from acefl.cli import options
 from acefl.cli.flatten import with_options
-
-if TYPE_CHECKING:
-    from acefl.tasks.base import Task
 
 
 @with_options
@@ -27,6 +24,7 @@ def replay(
             metavar="NAME",
             help=f"One of {', '.join(options.METHODS)}, or your own as mypkg.mymodule:MyRule, with settings as in "
             "'ACED(tau=50)'; again for each",
+            autocompletion=lambda: list(options.METHODS),
         ),
     ],
     lr: Annotated[
@@ -55,11 +53,13 @@ def replay(
     RUN is a run directory: of a simulation, of Ray, or of a Flower federation.
     Clients get and send models exactly when they did there; what they learn is
     computed anew, on the run's own task, or on a stand-in named with --task (the
-    data of a real federation never was on the server).
+    data of a real federation never was on the server). A task of your own is named
+    again, as it was.
 
     Examples:
       acefl replay runs/fedbuff --method ACE --method 'ACED(tau=50)'
       acefl replay federation --task digits --method 'ACED(tau=50)' --lr 0.25
+      acefl replay runs/mine --task 'mymodule:make_task(batch=8)' --method ACE
     """
     from acefl import report as page
     from acefl.cli import show
@@ -69,9 +69,9 @@ def replay(
 
     check_replaceable(out)
     recorded = record.load(directory)
-    stand_in = _stand_in(task, recorded) if options.written(context, vars(task)) else None
+    named = _named(task, recorded) if options.written(context, vars(task)) else None
     rules = options.parse_methods(method)
-    compare(directory, rules, out=out, lr=lr, task=stand_in, evaluations=evaluations)
+    compare(directory, rules, out=out, lr=lr, task=named, evaluations=evaluations)
     table = page.summary_table(out)
     if json:
         result: dict[str, Any] = {"run": directory, "directory": out, "report": out / "report.html"}
@@ -81,9 +81,6 @@ def replay(
         show.path("report", out / "report.html")
 
 
-def _stand_in(task: options.TaskOptions, recorded: Any) -> Task:
-    """The task that was named, with as many clients as the run had."""
-    from acefl.tasks.sources import build_task
-
-    settings = {**task.build(), "clients": len(recorded.participation)}
-    return build_task(settings, int(recorded.config["seed"]))
+def _named(task: options.TaskOptions, recorded: Any) -> dict[str, Any]:
+    """The task that was named; a stand-in of the library's has as many clients as the run had."""
+    return task.build() | ({} if options.is_own(task.task) else {"clients": len(recorded.participation)})

@@ -25,7 +25,10 @@ FORMS = ("printed", "tuned")
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(NAMES)}")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help=f"One of {', '.join(NAMES)}", autocompletion=lambda: list(NAMES)),
+    ],
     data: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder with the data set [dim]\\[downloaded from the hub][/dim]")
     ] = None,

@@ -97,6 +97,7 @@ def run(
             metavar="ADDRESS", help="ray: the cluster, or local for this machine", rich_help_panel=options.FLEET
         ),
     ] = "local",
+    logger: options.LoggerName = None,
     json: options.Json = False,
 ) -> None:
     """Run one method on one seed, with a learning rate of your choice.
@@ -110,7 +111,9 @@ def run(
       acefl run --task quadratic --dim 20 --lr 0.1 --time 500 --json
       acefl run --lr 0.25 --out runs/long --checkpoint-every 1000
       acefl run --resume runs/long
+      acefl run --lr 0.25 --logger tensorboard
       acefl run --method mypkg.mymodule:MyRule --lr 0.1
+      acefl run --task 'mypkg.mymodule:make_task(batch=8)' --lr 0.1 --out runs/mine
       acefl run --fleet ray --actors 4 --lr 0.25 --arrivals 20000
     """
     from acefl import Every, report, simulate
@@ -118,17 +121,23 @@ def run(
     from acefl.cli import on_ray, show
     from acefl.cli.prepare import prepare
     from acefl.core.files import atomic_directory, check_replaceable
+    from acefl.runs.loggers import open_logger
+    from acefl.runs.record import run_name
 
     folder: Path | None
     foretold: dict[str, list[str]] = {}
     with contextlib.ExitStack() as whole:
+        name = Path(resume or out or run_name(method, seed)).name
+        logs = [whole.enter_context(open_logger(logger, name))] if logger is not None else []
         if resume is not None:
-            _refuse_settings_beside_resume(context, but="method" if options.is_own(method) else "")
-            own = options.parse_methods([method])[0] if options.is_own(method) else None
+            named = {"method": options.is_own(method), "task": options.is_own(task.task)}
+            _refuse_settings_beside_resume(context, [*(name for name, own in named.items() if own), "logger"])
+            own = options.parse_methods([method])[0] if named["method"] else None
+            own_task = options.TaskOptions(task.task).build() if named["task"] else None
             out = folder = resume
             whole.enter_context(_telling_how_to_go_on(out))
             with show.fraction_bar("resumed", quiet=json) as progress:
-                finished = go_on(resume, rule=own, progress=progress)
+                finished = go_on(resume, task=own_task, rule=own, observers=logs, progress=progress)
         elif lr is None:
             raise InvalidInput("Missing option '--lr' (see acefl run --help)")
         elif fleet == "ray":
@@ -148,6 +157,7 @@ def run(
                 gpus=gpus,
                 address=ray,
                 quiet=json,
+                observers=logs,
                 step=options.parse_step(optimizer, schedule),
             )
         else:
@@ -177,6 +187,7 @@ def run(
                     out=folder,
                     evaluations=evaluations,
                     progress=progress,
+                    observers=logs,
                     checkpoint=Every(arrivals=checkpoint_every) if checkpoint_every else None,
                     **step,
                 )
@@ -199,9 +210,9 @@ def run(
         show.path("report", out / "report.html")
 
 
-def _refuse_settings_beside_resume(context: typer.Context, but: str) -> None:
-    """A setting that would be ignored is a mistake. A method of one's own has to be named: records import nothing."""
-    for option in options.written(context, beside=("resume", "json", but)):
+def _refuse_settings_beside_resume(context: typer.Context, but: list[str]) -> None:
+    """A setting that would be ignored is a mistake. What is one's own has to be named: records import nothing."""
+    for option in options.written(context, beside=("resume", "json", *but)):
         raise InvalidInput(f"{option} is given beside --resume, which takes all settings from the record")
 
 

@@ -5,26 +5,22 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, JustifyMethod
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
+from acefl.core.errors import Interrupted
+from acefl.core.progress import Progress as ProgressCallback
+from acefl.core.progress import rich_bar
+
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.progress import Progress as RichProgress
 
     from acefl.cli.prepare import Prepared
 
@@ -64,15 +60,15 @@ def note(line: str | Text) -> None:
 
 
 @contextmanager
-def job_bar(quiet: bool, ready: Prepared | None = None, then: str = "") -> Iterator[Callable[[int, int, str], None]]:
+def job_bar(quiet: bool, ready: Prepared | None = None, then: str = "") -> Iterator[ProgressCallback]:
     """What to expect, once all is checked and work begins; then a bar over jobs, with what was done last.
 
     The number of jobs grows while learning rates are searched. `then` is what is left to do after all of them.
     """
-    bar = _bar(quiet, MofNCompleteColumn())
+    bar = _bar(quiet, counted=True)
     line = bar.add_task("starting workers", total=None)
 
-    def progress(done: int, known: int, last: str) -> None:
+    def progress(done: float, known: float, last: str) -> None:
         if ready is not None and not last and not quiet:
             foretell(ready)
         bar.start()
@@ -86,28 +82,26 @@ def job_bar(quiet: bool, ready: Prepared | None = None, then: str = "") -> Itera
 
 
 @contextmanager
-def fraction_bar(what: str, quiet: bool) -> Iterator[Callable[[float], None]]:
+def going_on(out: Path | None, begun: Path | None = None) -> Iterator[None]:
+    """Say after Ctrl-C that the same command goes on, where something was written down to go on from (in `begun`)."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if out is not None and (begun or out).exists():
+            raise Interrupted(f"interrupted; the same command goes on where it was, in {out}") from None
+        raise
+
+
+@contextmanager
+def fraction_bar(what: str, quiet: bool) -> Iterator[ProgressCallback]:
     """A bar over one run's budget."""
-    with _bar(quiet, TaskProgressColumn()) as bar:
+    with _bar(quiet, counted=False) as bar:
         line = bar.add_task(what, total=1.0)
-        yield lambda spent: bar.update(line, completed=spent)
+        yield lambda spent, whole, last: bar.update(line, completed=spent, total=whole)
 
 
-def _bar(quiet: bool, count: Any) -> Progress:
-    stderr = Console(stderr=True)
-    return Progress(
-        BarColumn(bar_width=None),
-        count,
-        TimeElapsedColumn(),
-        TextColumn("elapsed,"),
-        TimeRemainingColumn(),
-        TextColumn("left "),
-        TextColumn("{task.description}", markup=False),
-        console=stderr,
-        transient=True,
-        expand=True,
-        disable=quiet or not stderr.is_terminal,
-    )
+def _bar(quiet: bool, *, counted: bool) -> RichProgress:
+    return rich_bar(counted, disable=quiet or not sys.stderr.isatty())
 
 
 def summary(table: pd.DataFrame, width: int | None = None) -> Table:

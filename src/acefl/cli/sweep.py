@@ -29,7 +29,9 @@ def sweep(
     """Run every combination of the settings in a grid.
 
     Results land as they finish. Killed, it goes on where it was when called again;
-    a combination that fails is written down and does not stop the others.
+    a combination that fails is written down and does not stop the others. Keys are
+    method, lr, optimizer, schedule, seed, evaluations, and those of [task],
+    [scenario] and [stop]; docs/sweep.md has a grid to copy.
 
     Examples:
       acefl sweep grid.toml
@@ -44,7 +46,9 @@ def sweep(
     require(grid is not None or bool(vary), "nothing to sweep: give GRID.toml, --vary KEY=V,V, or both")
     content: dict[str, Any] = sweeping.read_settings(grid) if grid is not None else {}
     chosen = sweeping.Grid.of({**content, **dict(map(sweeping.parse_axis, vary or []))})
-    with show.job_bar(quiet=json) as progress:
+    if not json:
+        sweeping.foretell(chosen, out, workers)
+    with show.going_on(out), show.job_bar(quiet=json) as progress:
         outcome = sweeping.sweep(chosen, out, workers=workers, ray=ray, by=by, progress=progress)
     page = report.build(out) if outcome.done else None
     if json:

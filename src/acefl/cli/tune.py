@@ -63,14 +63,18 @@ def tune(
     from acefl.cli import show
     from acefl.cli.prepare import prepare
     from acefl.rules import label
-    from acefl.studies.spec import TUNING_SEED
+    from acefl.studies import cost
+    from acefl.studies.spec import TUNING_SEED, RunSpec
     from acefl.studies.tune import search_ranges
     from acefl.studies.tune import tune as search
 
     [rule] = options.parse_methods([method])
     ready = prepare(task, scenario, stop, [rule], TUNING_SEED)
     searched = search_ranges(rule, ready.task.clients)
-    with show.job_bar(quiet=json, ready=ready) as progress:
+    if not json:
+        plan = RunSpec(ready.settings, rule, math.nan, ready.scenario, ready.stop, TUNING_SEED)
+        ready = ready.expecting(cost.of_search(plan, budget, workers))
+    with show.going_on(out), show.job_bar(quiet=json, ready=ready) as progress:
         found = search(
             ready.settings,
             rule,

@@ -15,6 +15,7 @@ from acefl.core.errors import InvalidInput, require
 from acefl.core.settings import plain
 
 CHECKPOINT = "checkpoint"  # the folder of a run in progress, see `acefl.runs.directory`
+UNFINISHED = "unfinished"  # that of a comparison in progress, see `acefl.studies.unfinished`
 
 
 @contextlib.contextmanager
@@ -55,10 +56,15 @@ def _replace(target: Path, beside: Path) -> None:
     shutil.rmtree(old)
 
 
-def check_replaceable(target: Path) -> None:
-    """Refuse a place that a record must not replace: anything that is not a record, and where this process stands."""
+def check_replaceable(target: Path, *, goes_on: bool = False) -> None:
+    """Refuse a place that a record must not replace: anything that is not a record, and where this process stands.
+
+    goes_on: whether what was interrupted there is about to go on.
+    """
     if (target / CHECKPOINT / "lock").exists():
         raise InvalidInput(f"{target} holds an interrupted run; resume it, or remove {target / CHECKPOINT}")
+    if (target / UNFINISHED).exists() and not goes_on:
+        raise InvalidInput(f"{target} holds an interrupted comparison; go on with it, or remove {target / UNFINISHED}")
     if target.exists() and not (target.is_dir() and _is_ours(target)):
         raise InvalidInput(f"{target} exists and is not an acefl record; allowed: a new or empty directory")
     if Path.cwd().is_relative_to(target.resolve()):
@@ -67,7 +73,7 @@ def check_replaceable(target: Path) -> None:
 
 def _is_ours(directory: Path) -> bool:
     """Empty, or with a file that only acefl writes: a config.json may be any program's and is not ours to delete."""
-    if all(entry.name == CHECKPOINT for entry in directory.iterdir()):
+    if all(entry.name in (CHECKPOINT, UNFINISHED) for entry in directory.iterdir()):
         return True
     for name in ("compare.json", "config.json", "diagnose.json"):
         with contextlib.suppress(InvalidInput):

@@ -19,10 +19,10 @@ from acefl.core.settings import plain
 from acefl.runs.record import FORMAT
 
 if TYPE_CHECKING:
+    from acefl.core.progress import Progress
     from acefl.paper.plan import Recipe, Request
     from acefl.paper.records import Record
     from acefl.paper.runner import Outcome
-    from acefl.studies.jobs import Progress
 
 NAMES = (
     "cifar10-main",

@@ -21,6 +21,7 @@ from typing import Any
 from acefl import report
 from acefl.core.errors import require
 from acefl.core.files import atomic_write, claim, read_json
+from acefl.core.progress import Progress, shown
 from acefl.core.rule import Method
 from acefl.core.settings import label, plain, settings_of
 from acefl.core.stop import Stop
@@ -28,10 +29,11 @@ from acefl.fleets.scenario import Durations, Scenario
 from acefl.report.metrics import held_out
 from acefl.rules import METHODS, imported_from
 from acefl.runs.record import FORMAT, command_line, machine, run_name
-from acefl.studies.jobs import Job, Progress, open_jobs
+from acefl.studies.jobs import Job, open_jobs
+from acefl.studies.results import Leaderboard
 from acefl.studies.spec import DEFAULT_TASK, TUNING_SEED, RunSpec
 from acefl.studies.tune import check_budget, tune
-from acefl.tasks.sources import build_task
+from acefl.tasks.sources import build_task, describe, parse_task
 
 TASKS: Mapping[str, Mapping[str, Any]] = {
     "digits": DEFAULT_TASK,
@@ -95,10 +97,12 @@ class Cell:
         """Tune, run on every seed, and write it down."""
         began = time.perf_counter()
         scenario = scenario_of(self.rule, _SCENARIOS[self.scenario])
-        found = tune(self.settings, self.rule, scenario=scenario, stop=self.stop, budget=self.budget, workers=1)
+        found = tune(
+            self.settings, self.rule, scenario=scenario, stop=self.stop, budget=self.budget, workers=1, progress=False
+        )
         specs = [RunSpec(self.settings, found.rule, found.lr, scenario, self.stop, seed, 4) for seed in self.seeds]
         runs = [spec.run() for spec in specs]
-        kept = dict.fromkeys((*_KEPT, *_KEPT_NATURAL)) if self.task in NATURAL else _KEPT
+        kept = dict.fromkeys((*_KEPT, *(_KEPT_NATURAL if self.task in NATURAL else ()), found.objective))
         names = [name for name in kept if name in runs[0].final]
         row = {
             "task": self.task,
@@ -125,17 +129,19 @@ def leaderboard(
     *,
     out: str | os.PathLike[str],
     only: bool = False,
+    tasks: Sequence[str] = (),
     natural: bool = False,
     arrivals: int = ARRIVALS,
     budget: float = BUDGET,
     seeds: Sequence[int] = SEEDS,
     quick: bool = False,
     workers: int | None = None,
-    progress: Progress | None = None,
-) -> Path:
+    progress: Progress | bool | None = True,
+) -> Leaderboard:
     """Fill every cell of the board that is not there yet, and write `leaderboard.json` and `report.html` in `out`.
 
-    own: methods that join the library's, or with `only` stand alone. natural: on natural federations, with the speeds
+    own: methods that join the library's, or with `only` stand alone. tasks: by name, in place of the board's two, your
+    own as `"mymodule:make_task(batch=8)"`. natural: on natural federations, with the speeds
     of phones tied to data, independent of it and reversed, in place of the usual tasks and scenarios. arrivals: of
     every run; methods with rounds get the virtual time in which the others have so many. budget: how many whole runs
     the tuning of a cell may cost. quick: everything in a minute (natural: in some minutes), to see what it looks like;
@@ -155,14 +161,16 @@ def leaderboard(
         require(names.count(name) == 1, f"method {name} is on the board twice")
     folder, began = Path(out), time.perf_counter()
     few = {"clients": _QUICK_NATURAL_CLIENTS if natural else _QUICK_CLIENTS} if quick else {}
-    tasks = {name: {**settings, **few} for name, settings in (NATURAL if natural else TASKS).items()}
+    chosen: dict[str, dict[str, Any]] = {text: parse_task(text) for text in tasks}
+    chosen = chosen or {name: {**settings, **few} for name, settings in (NATURAL if natural else TASKS).items()}
     scenarios, meaning = (COUPLINGS, COUPLED) if natural else (SCENARIOS, MEANING)
+    built = {task: build_task(settings, TUNING_SEED) for task, settings in chosen.items()}
     made_with = {
         "format": FORMAT,
         "arrivals": arrivals,
         "budget": budget,
         "seeds": list(seeds),
-        "tasks": tasks,
+        "tasks": {task: describe(settings, built[task]) for task, settings in chosen.items()},
         "scenarios": {name: dataclasses.asdict(scenario) for name, scenario in scenarios.items()},
         "meaning": dict(meaning),
     }
@@ -174,26 +182,24 @@ def leaderboard(
             name,
             rule,
             settings,
-            stop_of(rule, scenario, int(settings["clients"]), arrivals),
+            stop_of(rule, scenario, built[task].clients, arrivals),
             budget,
             tuple(seeds),
             folder / "cells" / f"{run_name(f'{task}-{name}-{_title(rule)}', 0).removesuffix('-seed0')}.json",
         )
-        for task, settings in tasks.items()
+        for task, settings in chosen.items()
         for name, scenario in scenarios.items()
         for rule in methods
     ]
-    for task, settings in tasks.items():
-        require(build_task(settings, TUNING_SEED).objective in _KEPT, f"task {task} is judged by what is not kept")
     waiting = [Job(Cell.fill, cell, cell, f"{label(cell.rule)}: {cell.task}, {cell.scenario}") for cell in cells]
-    with open_jobs(workers) as jobs:
-        jobs.run(waiting, recorded=_is_there, first=_longest_first, progress=progress)
+    with shown(progress, "starting workers") as told, open_jobs(workers) as jobs:
+        jobs.run(waiting, recorded=_is_there, first=_longest_first, progress=told)
     rows = [read_json(path) for path in sorted((folder / "cells").glob("*.json"))]
     board = {**made_with, "quick": quick, "command": command_line("acefl.paper.leaderboard(...)"), "machine": machine()}
     took = {"took": _took(folder) + time.perf_counter() - began, "core_seconds": sum(row["seconds"] for row in rows)}
     write_board(folder / "leaderboard.json", {**board, **took, "rows": rows})
     report.build(folder)
-    return folder
+    return Leaderboard(folder)
 
 
 def _title(rule: Method) -> str:

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from acefl.core.errors import InvalidInput
+from acefl.core.progress import Progress
 from acefl.paper.plan import Planned, Tuning
 from acefl.paper.rates import search
 from acefl.paper.records import Ledger, Record, Results
 from acefl.runs.record import machine
-from acefl.studies.jobs import Job, Progress, open_jobs
+from acefl.studies.jobs import Job, open_jobs
 from acefl.studies.spec import RunSpec
 from acefl.studies.sweep import Cell
 

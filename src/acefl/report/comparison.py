@@ -191,9 +191,13 @@ def _tuning(comparison: Comparison) -> str:
     efforts = sorted({len(method.tuning) for method in comparison.methods})
     if efforts == [0]:
         return "given, not tuned"
+    given = [method.label for method in comparison.methods if not method.tuning]
+    efforts = [effort for effort in efforts if effort]
     tried = f"{efforts[0]}" if len(efforts) == 1 else f"{efforts[0]} to {efforts[-1]}"
-    by = by_key(comparison.objective, comparison.better).heading
-    return f"tuned by the same search for every method: {tried} values tried, by {by}"
+    whose = "tuned by the same search for every method"
+    if given:
+        whose = f"given for {', '.join(given)}; for the others tuned by the same search"
+    return f"{whose}: {tried} values tried, by {by_key(comparison.objective, comparison.better).heading}"
 
 
 def _duration(seconds: float) -> str:

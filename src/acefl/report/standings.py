@@ -74,9 +74,9 @@ class Board:
 
     def shown(self, task: str, key: str | None = None) -> str:
         """The metric a task is shown by: what methods were tuned by (or `key`), on held-out data where recorded."""
-        key = key or TUNED_BY.get(task, "client_loss")
-        better = held_out(key)
         rows = [row for row in self.content["rows"] if row["task"] == task]
+        key = key or TUNED_BY.get(task) or str(rows[0]["objective"])
+        better = held_out(key)
         return better if better is not None and rows and all(better in row["finals"] for row in rows) else key
 
     def besides(self, task: str) -> tuple[str, ...]:

@@ -107,7 +107,7 @@ def _parts(table: pd.DataFrame, by: list[str]) -> list[tuple[tuple[Any, ...], pd
 
 
 def _around(varied: list[str]) -> list[str]:
-    return [axis for axis in varied if axis.startswith(_SETTING)]
+    return [axis for axis in varied if axis == "task" or axis.startswith(_SETTING)]
 
 
 def _lost(part: pd.DataFrame) -> pd.Series:

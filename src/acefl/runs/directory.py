@@ -90,7 +90,7 @@ def start(directory: str | os.PathLike[str]) -> Iterator[RunDirectory]:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise InvalidInput(f"{folder} exists and is not acefl's; allowed: a directory without it")
-    with _locked(folder):
+    with locked(folder):
         claimed = RunDirectory(path)
         if claimed._checkpoints.files:
             raise InvalidInput(f"{path} holds an interrupted run; resume it, or remove {folder}")
@@ -108,7 +108,7 @@ def reopen(directory: str | os.PathLike[str]) -> Iterator[RunDirectory | None]:
         shutil.rmtree(path / _DONE, ignore_errors=True)
         yield None
         return
-    with _locked(folder):
+    with locked(folder):
         claimed = RunDirectory(path)
         if not claimed._checkpoints.files:
             raise InvalidInput(f"the run in {path} was interrupted before it began; start it again")
@@ -116,7 +116,7 @@ def reopen(directory: str | os.PathLike[str]) -> Iterator[RunDirectory | None]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Hold the folder's lock; it goes with the process, however that ends."""
     handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:

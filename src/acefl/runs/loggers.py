@@ -15,14 +15,21 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from acefl.core.errors import InvalidInput
+from acefl.core.errors import InvalidInput, one_of
+from acefl.core.settings import parse_call
 from acefl.runs.observers import Observer, RunInProgress
 
+_PACKAGES = {
+    "tensorboard": ("torch.utils.tensorboard", "tensorboard", "pip install 'acefl[tensorboard]'"),
+    "wandb": ("wandb", "wandb", "pip install wandb"),
+    "mlflow": ("mlflow", "mlflow", "pip install mlflow"),
+}
 AXES = ("step", "arrival", "time")
 _GROUPS = {
     "error": ("noise", "bias", "delay", "mse", "probe_seconds"),
@@ -84,7 +91,7 @@ class TensorBoard(Logger):
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        summary = _load("torch.utils.tensorboard", "tensorboard", "pip install 'acefl[tensorboard]'")
+        summary = _load(*_PACKAGES["tensorboard"])
         self._writer = summary.SummaryWriter(str(directory), max_queue=1000)
 
     def configure(self, config: Mapping[str, Any]) -> None:
@@ -107,7 +114,7 @@ class WandB(Logger):
     """A Weights & Biases run. `settings` go to `wandb.init`, such as project="asynchronous", mode="offline"."""
 
     def __init__(self, **settings: Any) -> None:
-        wandb = _load("wandb", "wandb", "pip install wandb")
+        wandb = _load(*_PACKAGES["wandb"])
         self._run = wandb.init(**settings)
 
     def configure(self, config: Mapping[str, Any]) -> None:
@@ -124,7 +131,7 @@ class MLflow(Logger):
     """An MLflow run. `settings` go to `mlflow.start_run`, such as run_name="ace"."""
 
     def __init__(self, **settings: Any) -> None:
-        self._mlflow = _load("mlflow", "mlflow", "pip install mlflow")
+        self._mlflow = _load(*_PACKAGES["mlflow"])
         self._mlflow.start_run(**settings)
 
     def configure(self, config: Mapping[str, Any]) -> None:
@@ -135,6 +142,31 @@ class MLflow(Logger):
 
     def close(self) -> None:
         self._mlflow.end_run()
+
+
+def check_logger(text: str) -> None:
+    """Refuse a name that is no logger's, and one whose package is not installed, before any work."""
+    name, _ = _parsed(text)
+    module, package, command = _PACKAGES[name]
+    _load(module, package, command)
+
+
+def open_logger(text: str, run: str) -> Logger:
+    """The logger that a person named, for the run of this name: `tensorboard`, `tensorboard(directory='logs')`,
+    `wandb(project='mine')` or `mlflow`. TensorBoard's directory holds one for each run."""
+    name, settings = _parsed(text)
+    try:
+        if name == "tensorboard":
+            return TensorBoard(Path(settings.pop("directory", "acefl-logs")) / run, **settings)
+        return WandB(**{"name": run, **settings}) if name == "wandb" else MLflow(**{"run_name": run, **settings})
+    except TypeError as problem:
+        raise InvalidInput(f"logger {text!r}: {problem}") from None
+
+
+def _parsed(text: str) -> tuple[str, dict[str, Any]]:
+    name, settings = parse_call(text) or (text, {})
+    one_of("logger", name.lower(), tuple(_PACKAGES))
+    return name.lower(), settings
 
 
 def _load(module: str, package: str, command: str) -> Any:

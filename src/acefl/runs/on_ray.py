@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from acefl.core.errors import InvalidInput, require
 from acefl.core.gate import NormLimit
 from acefl.core.optimizers import Optimizer
+from acefl.core.progress import Progress, shown
 from acefl.core.rule import Method, Upload
 from acefl.core.schedules import Schedule
+from acefl.core.settings import label
 from acefl.core.stop import Stop
 from acefl.fleets.ray import RayFleet
 from acefl.runs.checkpoint import Every
 from acefl.runs.observers import Observer
 from acefl.runs.record import Run
 from acefl.runs.saving import run_to_end
-from acefl.runs.training import Progress, Training
+from acefl.runs.training import Training
 from acefl.tasks.sources import TaskSource, build_task
 
 
@@ -36,7 +38,7 @@ def run_on_ray(
     checkpoint: Every | None = None,
     observers: Sequence[Observer] = (),
     norm_limit: NormLimit | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = True,
     optimizer: Optimizer | None = None,
     schedule: Schedule | None = None,
 ) -> Run:
@@ -75,7 +77,8 @@ def run_on_ray(
             optimizer=optimizer,
             schedule=schedule,
         )
-        return run_to_end(training, out=out, checkpoint=checkpoint, progress=progress)
+        with shown(progress, label(rule)) as told:
+            return run_to_end(training, out=out, checkpoint=checkpoint, progress=told)
     finally:
         if opened:
             import ray

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from acefl.core import notebook
 from acefl.core.errors import InvalidInput, require
 from acefl.core.files import atomic_directory, json_object, read_json, read_text, write_json
 from acefl.core.metrics import PLACE, Better, Reached, Target, check_measured
@@ -224,6 +225,13 @@ class Run:
         import pandas as pd
 
         return pd.DataFrame(self.metrics)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: how it ended, and what it cost."""
+        cost = {"server steps": self.steps, "uploads": len(self.events), "time": self.time}
+        ended = {"diverged": True} if self.diverged else {}
+        title = f"{self.config.get('label', 'run')} on {self.config.get('task', {}).get('name', 'a task')}"
+        return notebook.pairs(title, {**self.final, **cost, **ended})
 
     @cached_property
     def by_client(self) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from acefl import tasks
 from acefl.core.errors import NothingInFlight, require
 from acefl.core.names import listed
 from acefl.core.rule import Method, Upload
-from acefl.core.settings import label
+from acefl.core.settings import label, plain
 from acefl.core.stop import Stop
 from acefl.core.types import Arrival, Event, State, Vector
 from acefl.fleets.base import Fleet, Trip
@@ -29,6 +29,8 @@ from acefl.runs.record import Run
 from acefl.runs.saving import run_to_end
 from acefl.runs.training import Training
 from acefl.tasks.base import Task, client_names
+from acefl.tasks.own import difference
+from acefl.tasks.sources import TaskSource, task_for
 
 
 @dataclass(frozen=True)
@@ -190,17 +192,19 @@ def replay(
     rule: Method,
     *,
     lr: float | None = None,
-    task: Task | None = None,
+    task: Task | TaskSource | None = None,
     evaluations: int = 50,
     out: str | os.PathLike[str] | None = None,
 ) -> Run:
     """Train by `rule` on the recorded history of a run; `lr` and `task` are the run's own unless given.
 
-    With the run's own task and method this gives the run's own model, bit for bit, if nothing was lost on the way.
+    With the run's own task and method this gives the run's own model, bit for bit, if nothing was lost on the way. A
+    task of one's own is named again (`"mymodule:make_task(batch=8)"`), since a record imports nothing; another one than
+    the run's is a stand-in.
     """
     recorded = run if isinstance(run, Run) else record.load(run)
     trace = Trace.of(recorded)
-    built = task or own_task(recorded)
+    built = own_task(recorded) if task is None else _given_task(recorded, task)
     require(built.clients == trace.clients, f"the task has {built.clients} clients; allowed: the run's {trace.clients}")
     require(
         not rule.rounds,
@@ -231,9 +235,21 @@ def replay(
 def own_task(run: Run) -> Task:
     """The task a run was on, if acefl can build it."""
     described = run.config["task"]
+    own = described.get("imported_from")
+    again = f"name it again ({own}), or" if own else "name"
     require(
-        described.get("name") in tasks.TASKS,
-        f"the run's task, {described.get('name')!r}, is not one acefl can build; name a stand-in with as many clients "
-        f"({len(run.participation)})",
+        own is None and described.get("name") in tasks.TASKS,
+        f"the run's task, {described.get('name')!r}, is not one acefl can build; {again} a stand-in with as many "
+        f"clients ({len(run.participation)})",
     )
     return tasks.build(described)
+
+
+def _given_task(run: Run, given: Task | TaskSource) -> Task:
+    """The task that was given, for the run's seed. One that is made by the run's own function has to be the run's."""
+    built = task_for(given, int(run.config["seed"]))
+    described, recorded = plain(built.describe()), run.config["task"]
+    names = {str(one.get("imported_from", "")).partition("(")[0] for one in (described, recorded)}
+    other = difference(described, recorded) if len(names) == 1 and names != {""} else ""
+    require(not other, f"the task is not the run's: {other}")
+    return built

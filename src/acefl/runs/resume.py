@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from acefl import rules, tasks
 from acefl.core import optimizers, schedules
 from acefl.core.errors import InvalidInput, require
 from acefl.core.gate import NormLimit
+from acefl.core.progress import Progress, shown
 from acefl.core.rule import Method
 from acefl.core.settings import build, plain
 from acefl.core.stop import Stop
@@ -22,8 +24,10 @@ from acefl.runs.observers import Observer, names
 from acefl.runs.record import Run, load
 from acefl.runs.saving import this_machine, train
 from acefl.runs.simulate import simulation
-from acefl.runs.training import Progress, Training
+from acefl.runs.training import Training
 from acefl.tasks.base import Task
+from acefl.tasks.own import difference
+from acefl.tasks.sources import TaskSource, task_for
 
 log = logging.getLogger(__name__)
 
@@ -31,22 +35,24 @@ log = logging.getLogger(__name__)
 def resume(
     directory: str | os.PathLike[str],
     *,
-    task: Task | None = None,
+    task: Task | TaskSource | None = None,
     rule: Method | None = None,
     observers: Sequence[Observer] = (),
-    progress: Progress | None = None,
+    progress: Progress | bool | None = True,
 ) -> Run:
     """Resume the interrupted simulation in a directory: the end is that of a run never interrupted, bit for bit.
 
-    Tasks and methods that acefl knows by name are built again from what was recorded; pass your own as they were, and
-    observers too. A run that has finished is loaded. Runs on Ray and Flower are resumed by the call that started them.
+    Tasks and methods that acefl knows by name are built again from what was recorded; name or pass your own as they
+    were, and observers too: a record imports nothing. A run that has finished is loaded. Runs on Ray and Flower are
+    resumed by the call that started them.
 
     Args:
         directory: The `out` of the run.
-        task: Your own task, as it was; None: built from the record.
+        task: Your own task, as it was: the object, `"mymodule:make_task(batch=8)"`, or the function; None: built from
+            the record.
         rule: Your own method, as it was; None: built from the record.
         observers: As they were.
-        progress: Called now and then with the share of the budget spent.
+        progress: As for `simulate`.
     """
     with reopen(directory) as claimed:
         if claimed is None:
@@ -64,12 +70,13 @@ def resume(
                 raise
             raise InvalidInput(f"the checkpoint in {directory} does not fit: {error!r}") from error
         del saved
-        return train(training, settings, every, claimed, progress)
+        with shown(progress, str(training.config["label"])) as told:
+            return train(training, settings, every, claimed, told)
 
 
 def _build(
     settings: State,
-    task: Task | None,
+    task: Task | TaskSource | None,
     rule: Method | None,
     observers: Sequence[Observer],
 ) -> Training:
@@ -78,10 +85,9 @@ def _build(
     require(fleet is None, f"the run is on {fleet}: it is resumed by the call that started it")
     given = names(observers)
     require(given == settings["observers"], f"observers are {given}; the run's were {settings['observers']}")
-    if task is None:
-        name = config["task"].get("name")
-        require(name in tasks.TASKS, f"the run is on a task of your own ({name}); pass it as task=")
-        task = tasks.build(config["task"])
+    built = _task(config, task)
+    other = difference(plain(built.describe()), config["task"])
+    require(not other, f"the task is not the run's: {other}")
     if rule is None:
         own = config.get("imported_from")
         whose = f"the run is by {config['method']}, your own{f' ({own})' if own else ''}"
@@ -89,7 +95,7 @@ def _build(
         require(known, f"{whose}; pass it as rule=, on the command line as --method")
         rule = rules.from_settings(config["method"], config["rule"])
     training = simulation(
-        task,
+        built,
         rule,
         lr=config["lr"],
         scenario=build(Scenario, config["scenario"] | ({"trace": config["trace"]} if "trace" in config else {})),
@@ -101,19 +107,23 @@ def _build(
         optimizer=optimizers.from_record(config["optimizer"]) if "optimizer" in config else None,
         schedule=schedules.from_record(config["schedule"]) if "schedule" in config else None,
     )
-    built = plain(training.config)
-    for what in ("task", "method", "rule", "clients", "dim", "names"):
-        now, then = _settings(built.get(what)), _settings(config.get(what))
-        require(now == then, f"{what} is {now}; the run's was {then}")
+    here = plain(training.config)
+    for what in ("method", "rule", "clients", "dim", "names"):
+        require(here.get(what) == config.get(what), f"{what} is {here.get(what)}; the run's was {config.get(what)}")
     training.config = config
     return training
 
 
-def _settings(recorded: Any) -> Any:
-    """Without the sentence on a client's work, which follows from the rest and which older records lack."""
-    if not isinstance(recorded, dict):
-        return recorded
-    return {name: value for name, value in recorded.items() if name != "client_work"}
+def _task(config: dict[str, Any], given: Task | TaskSource | None) -> Task:
+    """The run's task: as given, for its seed, or by name from the record."""
+    if given is not None:
+        return task_for(given, int(config["seed"]))
+    name, own = config["task"].get("name"), config["task"].get("imported_from")
+    known = own is None and name in tasks.TASKS
+    whose = f"the run is on a task of your own ({own or name})"
+    again = shlex.quote(own or "mymodule:make_task")
+    require(known, f"{whose}; pass it as task=, on the command line as --task {again}")
+    return tasks.build(config["task"])
 
 
 def _compare_machines(there: dict[str, Any]) -> None:

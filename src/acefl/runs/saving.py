@@ -18,6 +18,7 @@ import torch
 
 from acefl.core.errors import Interrupted, require
 from acefl.core.files import CHECKPOINT
+from acefl.core.progress import Progress
 from acefl.core.settings import plain
 from acefl.core.state import without_copies
 from acefl.core.types import State, Step
@@ -25,7 +26,7 @@ from acefl.runs.checkpoint import Every
 from acefl.runs.directory import RunDirectory, reopen, start
 from acefl.runs.observers import check_savable, names
 from acefl.runs.record import Run, machine
-from acefl.runs.training import AfterTurn, Progress, Training
+from acefl.runs.training import AfterTurn, Training
 
 log = logging.getLogger("acefl")
 

@@ -12,6 +12,7 @@ from acefl.core.errors import require
 from acefl.core.files import check_replaceable
 from acefl.core.gate import NormLimit
 from acefl.core.optimizers import Optimizer
+from acefl.core.progress import Progress, shown
 from acefl.core.rule import Method, Upload
 from acefl.core.schedules import Schedule
 from acefl.core.settings import label
@@ -22,7 +23,7 @@ from acefl.runs.checkpoint import Every
 from acefl.runs.observers import Observer
 from acefl.runs.record import Run
 from acefl.runs.saving import run_from_start, run_to_end
-from acefl.runs.training import Progress, Training
+from acefl.runs.training import Training
 from acefl.tasks.base import Task
 
 
@@ -37,7 +38,7 @@ def simulate(
     out: str | os.PathLike[str] | None = None,
     evaluations: int = 50,
     observers: Sequence[Observer] = (),
-    progress: Progress | None = None,
+    progress: Progress | bool | None = True,
     checkpoint: Every | None = None,
     norm_limit: NormLimit | None = None,
     optimizer: Optimizer | None = None,
@@ -61,7 +62,8 @@ def simulate(
         out: Directory to save the run in.
         evaluations: How many.
         observers: Probes and loggers.
-        progress: Called now and then with the share of the budget spent.
+        progress: True: a bar on a terminal or in a notebook; False: none; or a function that is called now and then
+            with the share of the budget spent, 1 and the method's name.
         checkpoint: How often to save the state; needs `out`.
         norm_limit: Limit on the length of updates.
         optimizer: Of the server; None: plain descent.
@@ -88,10 +90,12 @@ def simulate(
     if checkpoint is not None:
         require(out is not None, "checkpoint needs a directory to write to; pass out=")
         assert out is not None
-        return run_from_start(begin, checkpoint, out, progress)
+        with shown(progress, label(rule)) as told:
+            return run_from_start(begin, checkpoint, out, told)
     if out is not None:
         check_replaceable(Path(out))
-    return run_to_end(begin(), out=out, progress=progress)
+    with shown(progress, label(rule)) as told:
+        return run_to_end(begin(), out=out, progress=told)
 
 
 def simulation(

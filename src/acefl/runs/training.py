@@ -14,6 +14,7 @@ from acefl.core.gate import Gate, NormLimit
 from acefl.core.loop import dispatch, run
 from acefl.core.metrics import Reached, check_measured
 from acefl.core.optimizers import Optimizer
+from acefl.core.progress import Progress
 from acefl.core.rule import Method, Upload
 from acefl.core.schedules import Schedule, per_step
 from acefl.core.server import Server
@@ -29,7 +30,6 @@ from acefl.tasks.base import Evaluation, Task, client_names
 
 log = logging.getLogger("acefl")
 
-Progress = Callable[[float], None]  # called now and then with the fraction of the budget spent
 AfterTurn = Callable[[Step, float], None]  # where the run stands, and the share of the budget spent
 
 
@@ -164,7 +164,7 @@ class Training:
             if after_turn is not None:
                 after_turn(step, spent)
             if progress is not None and (spent - shown >= 0.01 or spent >= 1.0):
-                progress(min(spent, 1.0))
+                progress(min(spent, 1.0), 1.0, str(self.config["label"]))
                 shown = spent
         if before_last is not None:
             before_last()

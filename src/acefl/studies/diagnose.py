@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acefl import report
 from acefl.core.errors import one_of, require
 from acefl.core.files import atomic_directory, write_json
+from acefl.core.progress import Progress, shown
 from acefl.core.rule import Method
 from acefl.core.stop import Stop
 from acefl.fleets.scenario import Scenario
 from acefl.runs.record import FORMAT, command_line, machine
 from acefl.studies import amplification, convergence
 from acefl.studies.compare import compare
-from acefl.studies.jobs import Job, Progress, open_jobs
+from acefl.studies.jobs import Job, open_jobs
+from acefl.studies.results import Diagnosis
 from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, PAPER_METHODS, RunSpec
 from acefl.tasks.sources import TaskSource
 
@@ -44,13 +46,13 @@ def diagnose(
     scenario: Scenario = DEFAULT_SCENARIO,
     stop: Stop | None = None,
     seeds: Sequence[int] = (0,),
-    lr: float | None = None,
+    lr: float | Mapping[str, float] | None = None,
     every: int | None = None,
     parts: Sequence[str] = PARTS,
     quick: bool = False,
     workers: int | None = None,
-    progress: Progress | None = None,
-) -> Path:
+    progress: Progress | bool | None = True,
+) -> Diagnosis:
     """Measure every method's noise, bias and delay error, and record it with a page in `out`, which is returned.
 
     task: the default comparison's when left out. every: arrivals between two measured steps; None: a hundred
@@ -64,7 +66,7 @@ def diagnose(
     task = task or (_QUICK_TASK if quick else DEFAULT_TASK)
     stop = stop or (_QUICK_STOP if quick else DEFAULT_STOP)
     began = time.perf_counter()
-    with atomic_directory(Path(out)) as folder:
+    with atomic_directory(Path(out)) as folder, shown(progress, "starting workers") as told:
         if "terms" in parts:
             compare(
                 task,
@@ -78,10 +80,10 @@ def diagnose(
                 probe=every or max(1, (stop.arrivals or stop.steps or 10_000) // 100),
                 workers=1 if quick else workers,
                 title="How wrong is each method's update, and why?",
-                progress=progress,
+                progress=told,
             )
         for name, rows in _studies(methods, seeds, parts, quick).items():
-            table = measure(rows, 1 if quick else workers, name, progress)
+            table = measure(rows, 1 if quick else workers, name, told)
             table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
         content = {
             "format": FORMAT,
@@ -94,7 +96,7 @@ def diagnose(
         }
         write_json(folder / "diagnose.json", content)
         report.build(folder)
-    return Path(out)
+    return Diagnosis(out)
 
 
 def _studies(

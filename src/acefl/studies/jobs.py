@@ -12,9 +12,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from acefl.core.progress import Progress
 from acefl.studies.pools import Pool, open_pool
-
-Progress = Callable[[int, int, str], None]  # jobs done, jobs known so far, what was done last
 
 
 @dataclass(frozen=True, eq=False)

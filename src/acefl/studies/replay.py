@@ -12,7 +12,9 @@ from acefl.core.rule import Method
 from acefl.core.settings import label
 from acefl.runs import record
 from acefl.runs.replay import replay
+from acefl.studies.results import Comparison
 from acefl.tasks.base import Task
+from acefl.tasks.sources import TaskSource
 
 
 def compare(
@@ -21,9 +23,9 @@ def compare(
     *,
     out: str | os.PathLike[str],
     lr: float | None = None,
-    task: Task | None = None,
+    task: Task | TaskSource | None = None,
     evaluations: int = 50,
-) -> Path:
+) -> Comparison:
     """Replay a recorded run with several methods; `out` holds a run directory for each and one report."""
     recorded = record.load(directory)
     names = [label(rule) for rule in methods]
@@ -57,4 +59,4 @@ def compare(
         }
         write_json(folder / "compare.json", content)
         report.build(folder)
-    return Path(out)
+    return Comparison(out)

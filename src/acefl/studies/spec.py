@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from typing import Any
 from acefl.core.optimizers import Optimizer
 from acefl.core.rule import Method
 from acefl.core.schedules import Schedule
+from acefl.core.settings import label
 from acefl.core.stop import Stop
 from acefl.fleets.scenario import Scenario
 from acefl.probes import ErrorTerms, Participation
 from acefl.rules import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff
+from acefl.runs.loggers import Logger, open_logger
 from acefl.runs.observers import Observer
-from acefl.runs.record import Run
+from acefl.runs.record import Run, run_name
 from acefl.runs.simulate import simulate
 from acefl.studies.objective import Objective
 from acefl.tasks.sources import TaskSource, build_task
@@ -46,8 +49,30 @@ class RunSpec:
     optimizer: Optimizer | None = None
     schedule: Schedule | None = None
     by: Objective | None = None  # what a search goes by; None: the task's objective
+    logger: str | Callable[[str, int], Observer] | None = None  # by name, or what makes one for a method and a seed
 
     def run(self, observers: Sequence[Observer] = ()) -> Run:
+        with self._log() as loggers:
+            return self._run([*observers, *loggers])
+
+    @contextlib.contextmanager
+    def _log(self) -> Iterator[list[Observer]]:
+        if self.logger is None:
+            yield []
+            return
+        name = label(self.rule)
+        log: Observer
+        if isinstance(self.logger, str):
+            log = open_logger(self.logger, run_name(name, self.seed))
+        else:
+            log = self.logger(name, self.seed)
+        try:
+            yield [log]
+        finally:
+            if isinstance(log, Logger):
+                log.close()
+
+    def _run(self, observers: Sequence[Observer]) -> Run:
         watchers: list[Observer] = [Participation()] if self.watch else []
         if self.probe is not None:
             watchers.append(ErrorTerms(self.probe))
@@ -63,6 +88,7 @@ class RunSpec:
             observers=[*watchers, *observers],
             optimizer=self.optimizer,
             schedule=self.schedule,
+            progress=False,
         )
 
     def save(self) -> None:
@@ -79,4 +105,4 @@ class RunSpec:
     def as_trial(self, evaluations: int) -> RunSpec:
         """The same for a search: to the end of its limits, where scores compare, and with nothing recorded."""
         stop = dataclasses.replace(self.stop, target=None)
-        return dataclasses.replace(self, stop=stop, evaluations=evaluations, watch=False, probe=None)
+        return dataclasses.replace(self, stop=stop, evaluations=evaluations, watch=False, probe=None, logger=None)

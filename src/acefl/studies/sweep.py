@@ -7,7 +7,7 @@ A grid is a TOML file:
     schedule = "WarmUp(share=0.1)"        # and optimizer = "Adam", if wanted
     seed = [0, 1, 2]
     [task]
-    name = "digits"
+    name = "digits"                       # or your own: "mymodule:make_task", with its arguments below
     alpha = [0.1, 1.0]
     [scenario]
     spread = [1.0, 30.0]
@@ -31,15 +31,18 @@ from typing import Any
 from acefl.core import optimizers, schedules
 from acefl.core.errors import InvalidInput, require
 from acefl.core.files import claim, read_json, write_json
+from acefl.core.progress import Progress, shown
 from acefl.core.settings import build
 from acefl.core.stop import Stop
 from acefl.fleets.scenario import Scenario
 from acefl.rules import parse
 from acefl.runs.record import FORMAT, machine, settings_name
-from acefl.studies.jobs import Job, Progress, open_jobs
+from acefl.studies import cost
+from acefl.studies.jobs import Job, open_jobs
 from acefl.studies.objective import Objective
+from acefl.studies.results import Sweep
 from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, RunSpec
-from acefl.tasks.sources import build_task
+from acefl.tasks.sources import build_task, check_task, parse_task
 
 KEYS = ("method", "lr", "optimizer", "schedule", "seed", "evaluations", "task", "scenario", "stop")
 Settings = dict[str, Any]  # "method" -> "ACE", "task.alpha" -> 0.1, ...
@@ -58,7 +61,7 @@ class Cell:
     def spec(self, folder: Path) -> RunSpec:
         settings = self.settings
         return RunSpec(
-            task=_part(settings, "task", {} if "task.name" in settings else dict(DEFAULT_TASK)),
+            task=_part(settings, "task", {} if "task.name" in settings else _named_task(settings)),
             rule=parse(str(settings.get("method", "ACE"))),
             lr=_number("lr", settings["lr"]),
             scenario=build(Scenario, _part(settings, "scenario", dataclasses.asdict(DEFAULT_SCENARIO)), "scenario"),
@@ -132,15 +135,6 @@ def _value(text: str) -> Any:
         return text
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What a call of `sweep` left behind."""
-
-    directory: Path
-    done: int
-    failed: dict[str, str]  # cell name -> one line why
-
-
 def sweep(
     grid: Grid,
     out: str | os.PathLike[str],
@@ -148,8 +142,8 @@ def sweep(
     workers: int | None = None,
     ray: str | None = None,
     by: str | None = None,
-    progress: Progress | None = None,
-) -> Outcome:
+    progress: Progress | bool | None = True,
+) -> Sweep:
     """Make every run of the grid that is not there yet.
 
     Cells land in `out/cells`, each whole or not at all, so a killed sweep goes on where it was when called again. A
@@ -166,31 +160,41 @@ def sweep(
     if by is not None:
         write_json(folder / "sweep.json", {**read_json(folder / "sweep.json"), "by": by})
     (folder / "cells").mkdir(exist_ok=True)
-    failures: dict[str, str] = {}
 
     def note(cell: Cell) -> Path:
         return folder / "cells" / f"{cell.name}.failed.json"
 
     def failed(job: Job, problem: str) -> None:
-        failures[job.key.name] = problem
         write_json(note(job.key), {"settings": job.key.settings, "problem": problem})
 
-    with open_jobs(workers, ray=ray) as jobs:
+    if progress is True:
+        foretell(grid, folder, workers)
+    with shown(progress, "starting workers") as told, open_jobs(workers, ray=ray) as jobs:
         jobs.run(
             [Job(RunSpec.save, cell.spec(folder), cell, _words(cell, grid)) for cell in cells],
             recorded=lambda job: (job.argument.out / "summary.json").exists() or None,
             ended=lambda job, _: note(job.key).unlink(missing_ok=True),
             failed=failed,
-            progress=progress,
+            progress=told,
         )
-    return Outcome(folder, len(cells) - len(failures), failures)
+    return Sweep(folder)
+
+
+def foretell(grid: Grid, folder: Path, workers: int | None) -> None:
+    """Say what the cells that are not there yet will cost."""
+    specs = [cell.spec(folder) for cell in grid.cells()]
+    waiting = [spec for spec in specs if spec.out is not None and not (spec.out / "summary.json").exists()]
+    if waiting:
+        cost.say(cost.of_sweep(waiting, workers))
 
 
 def _check(cell: Cell, folder: Path) -> None:
     """Refuse a grid whose settings are wrong before any work is done."""
     spec = cell.spec(folder)
     require(spec.lr > 0, f"lr is {spec.lr}; allowed: above 0")
-    clients = spec.task.get("clients") if isinstance(spec.task, Mapping) else None
+    assert isinstance(spec.task, Mapping)
+    check_task(spec.task)
+    clients = spec.task.get("clients")
     if clients is not None:
         spec.scenario.check(_whole("task.clients", clients))
 
@@ -219,6 +223,11 @@ def _part(settings: Settings, head: str, base: dict[str, Any]) -> dict[str, Any]
     return {**base, **own} if own or head != "stop" else {}
 
 
+def _named_task(settings: Settings) -> dict[str, Any]:
+    """`task = "mymodule:make_task(batch=8)"` or `task = "digits"`; without either, the default comparison's."""
+    return parse_task(str(settings["task"])) if "task" in settings else dict(DEFAULT_TASK)
+
+
 def _limited(stop: dict[str, Any]) -> dict[str, Any]:
     """A budget with limits: the default ones, where none is given."""
     return stop if set(stop) - {"target"} else {**DEFAULT_STOP.record(), **stop}
@@ -242,6 +251,4 @@ def _words(cell: Cell, grid: Grid) -> str:
 
 def results(directory: str | os.PathLike[str]) -> Any:
     """One row per finished cell as a DataFrame: what varied, the final metrics, steps, arrivals, time."""
-    from acefl.report import sweeps
-
-    return sweeps.results(Path(directory))
+    return Sweep(directory).summary

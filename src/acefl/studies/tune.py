@@ -9,7 +9,6 @@ search that was killed resumes where it was. Every method gets the same budget, 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -17,20 +16,23 @@ from pathlib import Path
 from typing import Any, cast
 
 from acefl import report
-from acefl.core.errors import InvalidInput, require
-from acefl.core.files import JsonLines, is_new, write_json
+from acefl.core.errors import require
+from acefl.core.files import is_new, write_json
+from acefl.core.progress import Progress, shown
 from acefl.core.rule import Method
-from acefl.core.settings import label, plain, settings_of
+from acefl.core.settings import label, settings_of
 from acefl.core.stop import Stop
 from acefl.fleets.scenario import Scenario
 from acefl.rules import ACE, imported_from
 from acefl.runs.record import FORMAT, command_line, machine
 from acefl.runs.simulate import simulation
-from acefl.studies.jobs import Job, Jobs, Progress, open_jobs
+from acefl.studies import cost
+from acefl.studies.jobs import Job, Jobs, open_jobs
+from acefl.studies.ledger import Ledger
 from acefl.studies.objective import Objective
 from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, TUNING_SEED, RunSpec
 from acefl.tasks.base import client_names
-from acefl.tasks.sources import TaskSource, build_task, built_once
+from acefl.tasks.sources import TaskSource, build_task, built_once, describe
 
 QUARTERS = (1, 2, 4)  # of a run's budget: where a trial may end
 WHOLE = QUARTERS[-1]
@@ -111,7 +113,7 @@ def tune(
     by: str | None = None,
     out: str | os.PathLike[str] | None = None,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = True,
 ) -> Tuning:
     """Find a method's settings on the tuning seed, whose data split and schedule no result is reported on.
 
@@ -120,7 +122,8 @@ def tune(
     call with the same settings goes on from there; the end is in `out/tuning.json` and `out/report.html`.
 
     Args:
-        task: Arguments of a task by name, or a function that makes the task of a seed.
+        task: A task by name, `"digits(clients=50)"` or your own as `"mymodule:make_task(batch=8)"`; its arguments; or
+            a function that makes the task of a seed, which runs in this process alone.
         rule: Settings of the method; None: ACE.
         scenario: Speeds, clock and dropouts.
         stop: Budget of a whole run.
@@ -130,7 +133,8 @@ def tune(
         by: The metric to search by, such as `heldout_client_loss`; None: the task's objective.
         out: Directory for scores and report.
         workers: Processes; None: one per core, at most 8.
-        progress: Called with jobs done, jobs known and the last one's name.
+        progress: True: what it will cost on stderr, and a bar on a terminal or in a notebook; False: nothing; or a
+            function that is called with jobs done, jobs known and the last one's name.
     """
     rule = ACE() if rule is None else rule
     check_budget(budget)
@@ -142,7 +146,7 @@ def tune(
     plan = RunSpec(task, rule, math.nan, scenario, stop, TUNING_SEED, by=objective)
     described = {
         "format": FORMAT,
-        "task": built.describe() if callable(task) else dict(task),
+        "task": describe(task, built),
         "method": label(rule),
         "rule": settings_of(rule),
         **imported_from(rule),
@@ -154,9 +158,11 @@ def tune(
         "ranges": {name: [one.low, one.high] for name, one in ranges.items()},
         "budget": budget,
     }
-    log = Log(None if out is None else Path(out), described, objective.worst)
-    with open_jobs(workers, here=callable(task)) as jobs:
-        tuning = _Search(plan, ranges, objective, budget, log, jobs, progress).run()
+    ledger = _ledger(None if out is None else Path(out), described)
+    if progress is True:
+        cost.say(cost.of_search(plan, budget, workers))
+    with shown(progress, "starting workers") as told, open_jobs(workers, here=callable(task)) as jobs:
+        tuning = _Search(plan, ranges, objective, budget, ledger, jobs, told).run()
     if out is not None:
         found = {"lr": tuning.lr, "method": label(tuning.rule), "spent": tuning.spent, "arrivals": tuning.arrivals}
         trials = [dataclasses.asdict(trial) for trial in tuning.trials]
@@ -199,44 +205,12 @@ def spread_evenly(count: int, dimensions: int, first: int = 0) -> list[list[floa
 Scored = tuple[float, int]  # a score, and the uploads it took
 
 
-class Log:
-    """Scores as they come, one JSON line each; kept in memory only without a directory."""
-
-    def __init__(self, folder: Path | None, described: dict[str, Any], worst: float = math.inf) -> None:
-        self._lines = None if folder is None else JsonLines(folder / _LOG)
-        self._known: dict[str, Scored] = {}
-        if folder is None or self._lines is None:
-            return
-        header = plain(described)
-        if not self._lines.path.exists():
-            require(is_new(folder), f"{folder} is not empty and holds no search; allowed: a new directory")
-            self._lines.add(header)
-            return
-        try:
-            known, *rows = [row for _, row in self._lines.read()]
-            self._known = {
-                self._key(row["settings"], row["quarters"]): (
-                    worst if row["score"] is None else float(row["score"]),
-                    int(row["arrivals"]),
-                )
-                for row in rows
-            }
-        except (ValueError, LookupError, TypeError) as problem:
-            raise InvalidInput(f"{self._lines.path} is not the log of a search: {problem}") from None
-        require(known == header, f"{folder} holds the search of other settings; allowed: a new directory, or the same")
-
-    @staticmethod
-    def _key(settings: dict[str, float], quarters: int) -> str:
-        return json.dumps([settings, quarters], sort_keys=True)
-
-    def known(self, settings: dict[str, float], quarters: int) -> Scored | None:
-        return self._known.get(self._key(settings, quarters))
-
-    def add(self, settings: dict[str, float], quarters: int, scored: Scored) -> None:
-        self._known[self._key(settings, quarters)] = scored
-        if self._lines is not None:
-            score, arrivals = scored
-            self._lines.add({"settings": settings, "quarters": quarters, "score": score, "arrivals": arrivals})
+def _ledger(folder: Path | None, described: dict[str, Any]) -> Ledger:
+    """Scores as they come; in memory only without a directory."""
+    path = None if folder is None else folder / _LOG
+    if folder is not None and path is not None and not path.exists():
+        require(is_new(folder), f"{folder} is not empty and holds no search; allowed: a new directory")
+    return Ledger(path, described, keys=("settings", "quarters"), what="search")
 
 
 class _Search:
@@ -246,12 +220,12 @@ class _Search:
         ranges: dict[str, Range],
         objective: Objective,
         budget: float,
-        log: Log,
+        ledger: Ledger,
         jobs: Jobs,
         progress: Progress | None,
     ) -> None:
         self._plan, self._ranges, self._objective, self._budget = plan, ranges, objective, budget
-        self._log, self._jobs, self._progress = log, jobs, progress
+        self._ledger, self._jobs, self._progress = ledger, jobs, progress
         self._spent = 0.0
         self._trials: list[Trial] = []
 
@@ -306,13 +280,17 @@ class _Search:
         jobs = [Job(_score_until, (self._spec(one.settings), quarters), one) for one in trials]
 
         def recorded(job: Job) -> Scored | None:
-            known = self._log.known(job.key.settings, quarters)
-            if known is not None:
-                self._collect(job.key, quarters, known)
+            row = self._ledger.find(settings=job.key.settings, quarters=quarters)
+            if row is None:
+                return None
+            score = self._objective.worst if row["score"] is None else float(row["score"])
+            known = score, int(row["arrivals"])
+            self._collect(job.key, quarters, known)
             return known
 
         def ended(job: Job, scored: Scored) -> None:
-            self._log.add(job.key.settings, quarters, scored)
+            score, arrivals = scored
+            self._ledger.add(settings=job.key.settings, quarters=quarters, score=score, arrivals=arrivals)
             self._collect(job.key, quarters, scored)
 
         self._jobs.run(jobs, recorded=recorded, ended=ended)

@@ -42,15 +42,17 @@ def build(description: dict[str, Any]) -> Task:
     if name not in TASKS:
         raise InvalidInput(f"unknown task {name!r}; allowed: {', '.join(TASKS)}")
     try:
-        task = TASKS[name](**arguments)
-        return task if attack is None else _attacked(task, attack)
+        return with_attack(TASKS[name](**arguments), attack)
     except TypeError as error:
         raise InvalidInput(f"task {name}: {error}") from None
 
 
-def _attacked(task: Task, attack: Any) -> Task:
+def with_attack(task: Task, attack: Any) -> Task:
+    """The task with the hostile clients that a description names; without any, the task itself."""
     from acefl.tasks.attacks import attacked  # which stands on this package
 
+    if attack is None:
+        return task
     require(
         isinstance(attack, dict), f"attack is {attack!r}; allowed: a table with attack, fraction, seed and strength"
     )

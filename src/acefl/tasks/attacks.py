@@ -21,7 +21,7 @@ import torch
 from acefl.core import rng as keyed
 from acefl.core.errors import one_of, require
 from acefl.core.types import Vector
-from acefl.tasks.base import Evaluation, Task, client_names
+from acefl.tasks.base import Evaluation, Shown, Task, client_names
 
 _HOSTILE_STREAM, _REPLAY_STREAM, _NOISE_STREAM = 71, 72, 73
 
@@ -56,7 +56,7 @@ def attacked(task: Task, attack: str, *, fraction: float, seed: int = 0, strengt
     return Attacked(task, attack, fraction, seed, used)
 
 
-class Attacked:
+class Attacked(Shown):
     """A task of which some clients are hostile; `hostile` says who."""
 
     def __init__(self, task: Task, attack: str, fraction: float, seed: int, strength: float) -> None:

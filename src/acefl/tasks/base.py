@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from acefl.core import notebook
 from acefl.core.metrics import HELD_OUT, LARGER, Better, base, declared, direction
 from acefl.core.types import Vector
 
@@ -80,6 +81,24 @@ def scores_by_speed(found: Evaluation, slow: torch.Tensor, fast: torch.Tensor) -
             whose = score if name in found.client_metrics else "clients"
             row[f"{held}unscored_{whose}"] = int((~scored).sum())
     return row
+
+
+class Shown:
+    """How a task looks at a prompt and in a notebook: by what it says of itself."""
+
+    clients: int
+
+    def describe(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        described = self.describe()
+        return f"<task {described.get('name', type(self).__name__)} with {self.clients} clients>"
+
+    def _repr_html_(self) -> str:
+        described = self.describe()
+        rest = {name: value for name, value in described.items() if name not in ("name", "clients")}
+        return notebook.pairs(f"task {described.get('name', type(self).__name__)}", {"clients": self.clients, **rest})
 
 
 class Task(Protocol):

@@ -10,7 +10,7 @@ import torch
 from acefl.core import rng as keyed
 from acefl.core.errors import require
 from acefl.core.types import Vector
-from acefl.tasks.base import Evaluation
+from acefl.tasks.base import Evaluation, Shown
 
 
 def quadratic(
@@ -31,7 +31,7 @@ def quadratic(
     return Quadratic(clients, dim, heterogeneity, noise, seed)
 
 
-class Quadratic:
+class Quadratic(Shown):
     """What `quadratic` makes, with the same arguments: `clients`, `dim`, `heterogeneity`, `noise` and `seed`."""
 
     objective = "gap"

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 from acefl.core import rng as keyed
 from acefl.core.errors import InvalidInput, one_of, require
 from acefl.core.types import Vector
-from acefl.tasks.base import Evaluation
+from acefl.tasks.base import Evaluation, Shown
 from acefl.tasks.batch_norm import uses_batch_statistics
 from acefl.tasks.client_data import ClientData, Collate, Columns, join, read
 from acefl.tasks.compute import Batch, Gradients, OneByOne, Replayed, Together
@@ -47,7 +47,7 @@ _TOGETHER_UP_TO = 200_000  # parameters, frozen ones too: above this one gradien
 EVALUATION_BATCH = 4096
 
 
-class TorchTask:
+class TorchTask(Shown):
     """A model, a loss of a batch, and every client's data.
 
     model: any module that gives a tensor, or an output with `.logits` as those of transformers do. Its trainable

@@ -1,0 +1,130 @@
+"""What a study will cost, said before it starts: how many runs, and how long, timed on a few arrivals of this machine.
+
+The timing is a run of its own that is thrown away: it changes no result.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from acefl.probes import Participation
+from acefl.runs.simulate import simulation
+from acefl.studies.pools import single_threaded
+from acefl.studies.spec import RunSpec
+from acefl.tasks.base import Task
+from acefl.tasks.sources import build_task
+
+_LIMIT = 0.6  # seconds for timing arrivals, shared by the runs that are timed
+_FIRST_RATES = 7  # that a search tries at the least
+_TRIAL_EVALUATIONS = 5
+
+
+def of_comparison(plans: Sequence[RunSpec], tuned: int, seeds: Sequence[int], workers: int | None) -> str:
+    """plans: one reported run of every method. tuned: how many of them have their learning rate searched."""
+    known = _timed(plans)
+    runs, trials = len(plans) * len(seeds), _FIRST_RATES * tuned
+    seconds = runs * _lasts(known, plans[0].evaluations + 1) + trials * _lasts(known, _TRIAL_EVALUATIONS)
+    least = f"at least {trials} to find {_count(tuned, 'learning rate')}, then " if trials else ""
+    each = f"{_count(len(plans), 'method')} on {_count(len(seeds), 'seed')}"
+    return _sentence(f"{_count(runs + trials, 'run')} ({least}{each})", seconds, plans[0], workers)
+
+
+def of_search(plan: RunSpec, budget: float, workers: int | None) -> str:
+    """budget: whole runs that the search may take."""
+    seconds = budget * _lasts(_timed([plan]), _TRIAL_EVALUATIONS)
+    return _sentence(f"a budget of {budget:g} whole runs", seconds, plan, workers)
+
+
+def of_sweep(specs: Sequence[RunSpec], workers: int | None) -> str:
+    """specs: the cells that are still to be run."""
+    ends = [specs[0], specs[-1]] if len(specs) > 1 else specs
+    seconds = len(specs) * _lasts(_timed(ends), specs[0].evaluations + 1)
+    return _sentence(_count(len(specs), "run"), seconds, specs[0], workers)
+
+
+def say(sentence: str) -> None:
+    """Beside the results, for people and for logs."""
+    print(sentence, file=sys.stderr, flush=True)
+
+
+Timed = list[tuple[float, float]]  # seconds that a run's arrivals take, and one evaluation
+
+
+def _timed(specs: Sequence[RunSpec]) -> Timed:
+    """The first of them and the last: a method that keeps a table of all clients costs more than one that does not."""
+    chosen = [specs[0], specs[-1]] if len(specs) > 1 else specs
+    return [time_run(spec, _LIMIT / len(chosen)) for spec in chosen]
+
+
+def time_run(spec: RunSpec, limit: float = _LIMIT) -> tuple[float, float]:
+    """Seconds that the arrivals of a run take by itself, and one evaluation; NaN where that cannot be told."""
+    settings = spec.task if isinstance(spec.task, Mapping) else {}
+    if str(settings.get("device", "cpu")).startswith("cuda"):
+        return math.nan, math.nan  # what is captured for it here would be missing in the workers' memory
+    try:
+        with single_threaded():
+            return _time(spec, limit)
+    except Exception:  # whatever is wrong is said where the run itself is made
+        return math.nan, math.nan
+
+
+def _time(spec: RunSpec, limit: float) -> tuple[float, float]:
+    task = build_task(spec.task, spec.seed)
+    _arrivals(spec, task, limit / 4)  # what is compiled on the first arrivals is not every run's
+    whole = _arrivals(spec, task, limit)
+    began = time.perf_counter()
+    task.evaluate(task.initial())
+    return whole, time.perf_counter() - began
+
+
+def _arrivals(spec: RunSpec, task: Task, limit: float) -> float:
+    """Seconds for all the arrivals of a run, by those of its first moments."""
+    training = simulation(
+        task,
+        spec.rule,
+        lr=1e-9,
+        scenario=spec.scenario,
+        stop=spec.stop,
+        seed=spec.seed,
+        evaluations=1,
+        observers=[Participation()] if spec.watch else (),
+        optimizer=spec.optimizer,
+        schedule=spec.schedule,
+    )
+    steps = training.advance()
+    _, first = next(steps)  # after the evaluation at the start
+    began = now = time.perf_counter()
+    last = first
+    for _, last in steps:
+        now = time.perf_counter()
+        if last >= 1.0 or now - began > limit:
+            break
+    return (now - began) / (last - first) if last > first else math.nan
+
+
+def _lasts(known: Timed, evaluations: int) -> float:
+    return statistics.fmean(arrivals + evaluations * each for arrivals, each in known)
+
+
+def _sentence(work: str, seconds: float, plan: RunSpec, workers: int | None) -> str:
+    here = callable(plan.task) or callable(plan.logger)
+    count = 1 if here else min(os.cpu_count() or 1, 8) if workers is None else max(1, workers)
+    if not math.isfinite(seconds):
+        return f"to do: {work}"
+    return f"to do: {work}, about {_duration(seconds / count)} with {_count(count, 'worker')}"
+
+
+def _duration(seconds: float) -> str:
+    for size, unit in ((86_400.0, "day"), (3_600.0, "hour"), (60.0, "minute")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.2g} {unit}s"
+    return _count(max(1, round(seconds)), "second")
+
+
+def _count(number: int, of: str) -> str:
+    return f"{number:,} {of}" + ("s" if number != 1 else "")
