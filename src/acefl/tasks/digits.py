@@ -22,6 +22,7 @@ def digits(
     partition: str = "dirichlet",
     classes_per_client: int = 2,
     batch: int = 20,
+    compile: str | bool = "auto",
 ) -> TorchTask:
     """1,797 images of 8 x 8 pixels, 70/30 stratified, split over clients by label.
 
@@ -35,6 +36,7 @@ def digits(
         partition: `dirichlet`, `shards`, `pathological` or `iid`: see `partition`.
         classes_per_client: Labels per client, for `shards` and `pathological`.
         batch: Samples per minibatch.
+        compile: Whether gradients are compiled: see `TorchTask`.
     """
     one_of("model", model, MODELS)
     require(0 <= seed < 2**32, f"seed is {seed}; allowed: from 0 to 4294967295")
@@ -54,6 +56,7 @@ def digits(
         test=(torch.tensor(x_test, dtype=torch.float32), torch.tensor(y_test)),
         batch=batch,
         ridge=RIDGE if model == "softmax" else 0.0,
+        compile=compile,
         description={
             "name": "digits",
             "clients": clients,
@@ -63,6 +66,7 @@ def digits(
             "partition": partition,
             "classes_per_client": classes_per_client,
             "batch": batch,
+            **({"compile": compile} if compile != "auto" else {}),
         },
     )
 
