@@ -142,3 +142,8 @@ def test_a_generator_is_a_pure_function_of_its_key() -> None:
     draws = [torch.rand(4, generator=keyed.generator(*parts)) for parts in ((1, 2), (1, 2), (2, 1))]
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
+
+
+@given(st.lists(integers, max_size=4), integers)
+def test_a_key_may_be_extended(parts: list[int], last: int) -> None:
+    assert keyed.extend(keyed.key(*parts), last) == keyed.key(*parts, last)

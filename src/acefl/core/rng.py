@@ -37,11 +37,16 @@ def key(*parts: int) -> int:
     """A 64-bit key for a tuple of integers, well mixed in every part."""
     x = 0
     for part in map(index, parts):
-        x = ((x ^ part) + _GOLDEN) & _MASK
-        x = ((x ^ (x >> 30)) * _MUL_A) & _MASK
-        x = ((x ^ (x >> 27)) * _MUL_B) & _MASK
-        x ^= x >> 31
+        x = extend(x, part)
     return x
+
+
+def extend(prefix: int, part: int) -> int:
+    """`key(*parts, part)`, given `key(*parts)`: for many keys that begin alike."""
+    x = ((prefix ^ part) + _GOLDEN) & _MASK
+    x = ((x ^ (x >> 30)) * _MUL_A) & _MASK
+    x = ((x ^ (x >> 27)) * _MUL_B) & _MASK
+    return x ^ (x >> 31)
 
 
 def uniform(key_: int) -> float:

@@ -238,6 +238,7 @@ class Durations:
 
     def __init__(self, scenario: Scenario, clients: int, seed: int) -> None:
         self._seed = seed
+        self._keys = [keyed.key(seed, _DELAY_STREAM, client) for client in range(clients)]
         self._fixed = scenario.fixed
         self._law = LAWS[scenario.law][0]
         self._shape = scenario._shape
@@ -260,7 +261,7 @@ class Durations:
         if self.trace:
             durations = self.trace[client]
             return durations[visit % len(durations)]
-        u = keyed.uniform(keyed.key(self._seed, _DELAY_STREAM, client, visit))
+        u = keyed.uniform(keyed.extend(self._keys[client], visit))
         return self._fixed + self._scale[client] * self._law(u, self._shape)
 
     def mean_rounded(self, client: int, rounding: Callable[[float], int]) -> float:
