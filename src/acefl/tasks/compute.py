@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 
 from acefl.core import rng as keyed
 from acefl.core.types import Vector
+from acefl.tasks.tracing import traced
 
 Batch = object  # a tensor or a (nested) dict, list or tuple of tensors
 Loss = Callable[[Vector, Batch, torch.Tensor], torch.Tensor]  # (flat model, inputs, targets) -> scalar
@@ -75,19 +76,14 @@ class Together:
 
     def over(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
         """The same over samples that are given; every number of models costs a trace of its own."""
-        traced = self._traced.get(len(models))
-        if traced is None:
-            traced = self._traced[len(models)] = self._trace(models, inputs, targets)
+        known = self._traced.get(len(models))
+        if known is None:
+            known = self._traced[len(models)] = self._trace(models, inputs, targets)
         with torch.no_grad():
-            return traced(models, inputs, targets)
+            return known(models, inputs, targets)
 
     def _trace(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> Callable[..., torch.Tensor]:
-        from torch.fx.experimental.proxy_tensor import make_fx
-
-        traced = make_fx(self._batched)(models, inputs, targets)
-        traced.graph.eliminate_dead_code()
-        traced.recompile()
-        return traced
+        return traced(self._batched, models, inputs, targets)
 
 
 _COMPILED_SIZES = (4, 16)  # gradients per call: each size costs seconds of compiling, so there are few

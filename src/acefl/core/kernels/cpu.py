@@ -64,8 +64,8 @@ class Compiled(Reference):
         draws = np.uint32(key.first), np.uint32(key.second)
         step = model, np.float32(-rate)
         if into.exponents is None:
-            sums = into.total, into.value, np.float64(scale)
-            loops.exchange_wide(row.codes, row.scales, new, *sums, *draws, *step, *self._shape)
+            wide = into.total, into.value, np.float64(scale)
+            loops.exchange_wide(row.codes, row.scales, new, *wide, *draws, *step, *self._shape)
             return
         sums = into.total, into.exponents, np.float32(scale)
         _share(loops.exchange, into.exponents.size, row.codes, row.scales, new, *sums, *draws, *step, *self._shape)

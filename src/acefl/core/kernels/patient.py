@@ -38,7 +38,10 @@ class Patient(Reference):
             self._compiled.exchange_and_step(row, new, into, scale, key, model, rate)
 
     def add(self, row: Row, into: Sum, scale: float) -> None:
-        (super() if self._compiled is None else self._compiled).add(row, into, scale)
+        if self._compiled is None:
+            super().add(row, into, scale)
+        else:
+            self._compiled.add(row, into, scale)
 
     def _count(self) -> None:
         self._left -= 1
