@@ -5,9 +5,9 @@
 The bare loop draws a minibatch, computes its gradient and flattens it: no events, no stale models, no server. Every
 run is in a process of its own, with the bare loop timed before and after it. Long runs compile their gradients, and
 the time for that counts: in the first row with an empty compiler cache, in the others with what the first one left
-there. "by CPU time" is the same ratio of processor seconds, the compiler's included: what is left to compare by when
-others use the machine too. Runs of 2,000 arrivals and the large model are not compiled; they are timed the second time in their process. A quiet machine gives steadier numbers; the record
-says how loaded it was.
+there. Runs of 2,000 arrivals and the large model are not compiled; they are timed the second time in their process.
+"by CPU time" is the same ratio of processor seconds, the compiler's included: what is left to compare by when others
+use the machine too. The record says how loaded it was.
 """
 
 from __future__ import annotations

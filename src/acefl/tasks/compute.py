@@ -12,11 +12,12 @@ from typing import Any, Protocol
 
 import torch
 from torch.func import grad, vmap
+from torch.fx import GraphModule
 from torch.utils._pytree import tree_map
 
 from acefl.core import rng as keyed
 from acefl.core.types import Vector
-from acefl.tasks.tracing import traced
+from acefl.tasks import tracing
 
 Batch = object  # a tensor or a (nested) dict, list or tuple of tensors
 Loss = Callable[[Vector, Batch, torch.Tensor], torch.Tensor]  # (flat model, inputs, targets) -> scalar
@@ -82,8 +83,8 @@ class Together:
         with torch.no_grad():
             return known(models, inputs, targets)
 
-    def _trace(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> Callable[..., torch.Tensor]:
-        return traced(self._batched, models, inputs, targets)
+    def _trace(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> GraphModule:
+        return tracing.traced(self._batched, models, inputs, targets)
 
 
 _COMPILED_SIZES = (4, 16)  # gradients per call: each size costs seconds of compiling, so there are few
@@ -125,19 +126,18 @@ class Compiled(Together):
             return compiled(models, inputs, targets)
 
     def _compile(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> Callable[..., torch.Tensor]:
-        """Compiled for these shapes, without guards: shapes are fixed by `_calls`, and nothing else changes."""
-        compiled: Callable[..., torch.Tensor] = torch.compile(
-            self._trace(models, inputs, targets),
-            fullgraph=True,
-            dynamic=False,
-            options={"guard_filter_fn": lambda guards: [False] * len(guards), "compile_threads": 1},
-        )
+        """Compiled for these shapes, without anything that looks at shapes in each call: `_calls` has fixed them."""
         disabled = logging.root.manager.disable
         logging.disable(logging.CRITICAL)  # what fails is told in a line by whoever asked
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the compiler's own
-                compiled(models, inputs, targets)
+                import torch._inductor as inductor
+
+                given: list[Any] = [models, inputs, targets]
+                compiled: Callable[..., torch.Tensor]
+                compiled = inductor.compile(self._trace(*given), given, options={"compile_threads": 1})
+                compiled(*given)
         finally:
             logging.disable(disabled)
         return compiled
