@@ -18,7 +18,7 @@ demo: $(STAMP) ## compare six methods on real data (one to two minutes on two co
 	$(BIN)/acefl compare --out demo
 	@echo "The report: $(CURDIR)/demo/report.html"
 
-demo-flower: $(STAMP) ## a real Flower federation on this machine: one slow node, one that dies and comes back (some minutes)
+demo-flower: $(STAMP) ## a real Flower federation on this machine: one slow node, one that dies and comes back (under 5 minutes)
 	$(BIN)/python examples/flower-digits/demo.py
 
 test-install: ## the wheel in fresh environments without the lock: the newest and the lowest versions that are allowed

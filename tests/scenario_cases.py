@@ -29,6 +29,9 @@ SMALL: dict[str, dict[str, tuple[Any, ...]]] = {  # settings worth drawing; the 
     "FADAS": {"buffer": (1, 3)},
     "FedAvg": {"cohort": (None, 1, 2), "weights": ("uniform", "samples")},
     "FedAdam": {"cohort": (None, 1, 2)},
+    "Calibrated": {"c": ("share", 0.3, 1.0), "beta": (0.0, 0.5, 1.0), "buffer": (1, 3), "warmup": ("wait", "zeros")},
+    "DelayedNesterov": {"period": (1, 4)},
+    "Clipped": {"method": ("ASGD", "ACE", "FedAvg"), "threshold": (0.5, 5.0)},
 }
 
 

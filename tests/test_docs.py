@@ -118,6 +118,16 @@ def test_own_task_serves_every_hospital(monkeypatch: pytest.MonkeyPatch) -> None
         assert slow > 0.85, line
 
 
+def test_hospitals_is_short_and_reports_four_methods(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    example = (ROOT / "examples" / "hospitals.py").read_text(encoding="utf-8").split('"""')[2]
+    assert len([line for line in example.splitlines() if line.strip()]) <= 25
+    monkeypatch.chdir(tmp_path)
+    assert _run_example("hospitals.py", monkeypatch) == "report: hospitals-report/report.html\n"
+    record = json.loads((tmp_path / "hospitals-report" / "compare.json").read_text(encoding="utf-8"))
+    assert [method["method"] for method in record["methods"]] == ["ACE", "CA2FL", "FedBuff", "ASGD"]
+    assert "Karolinska" in (tmp_path / "hospitals-report" / "report.html").read_text(encoding="utf-8")
+
+
 def _commands(page: Path) -> list[str]:
     blocks = [content for language, content, _, _ in _blocks(page) if language == "console"]
     lines = [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
@@ -182,7 +192,7 @@ def test_every_public_name_is_on_a_reference_page() -> None:
     shown = {
         name for page in pages for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     }
-    modules = {name: importlib.import_module(f"acefl.{name}") for name in ("flower", "tasks")}
+    modules = {name: importlib.import_module(f"acefl.{name}") for name in ("flower", "hf", "tasks")}
     wanted = {f"acefl.{name}" for name in acefl.__all__ if name not in modules}
     wanted |= {f"acefl.{module}.{name}" for module, content in modules.items() for name in content.__all__}
     wanted |= {f"acefl.runs.loggers.{name}" for name in ("Logger", "TensorBoard", "WandB", "MLflow")} | {
@@ -196,6 +206,7 @@ def _public() -> Iterator[tuple[str, object]]:
     for module in (
         "acefl",
         "acefl.flower",
+        "acefl.hf",
         "acefl.runs.loggers",
         "acefl.tasks.privacy",
         "acefl.tasks",

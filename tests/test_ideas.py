@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiments.ideas import cifar, study
+import torch
+from experiments.ideas import auto_study, cifar, study
+from experiments.ideas.auto import AutoCalibrated
 from experiments.ideas.ideas import DampedACE, FadingACED, MomentumACE
 from experiments.leaderboard.publish import filled
 
-from acefl import ACE, Scenario, Stop, simulate, tasks
+from acefl import ACE, Arrival, Scenario, Stop, simulate, tasks
+from acefl.core.files import read_json
 from acefl.paper.records import Ledger, Results
 from acefl.report.standings import Board
 from acefl.testing import LAWS
 
-IDEAS = [DampedACE(), FadingACED(tau=3), MomentumACE(blend=0.3)]
+IDEAS = [DampedACE(), FadingACED(tau=3), MomentumACE(blend=0.3), AutoCalibrated()]
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -42,6 +45,34 @@ def test_the_readme_shows_what_is_recorded() -> None:
     text = (study.HERE / "README.md").read_text(encoding="utf-8")
     said = study.tables(Board.read(study.HERE)) if (study.HERE / "leaderboard.json").exists() else "Not recorded yet."
     assert filled(text, "results", said) == text
+
+
+def test_the_readme_shows_what_is_recorded_of_a_c_chosen_by_itself() -> None:
+    text = (study.HERE / "README.md").read_text(encoding="utf-8")
+    assert filled(text, "auto", auto_study.table(read_json(auto_study.RESULTS))) == text
+
+
+def test_a_c_chosen_by_itself_is_judged_by_the_best_corner() -> None:
+    corners = {name: [3.0 + place, 5.0 + place, 4.0 + place] for place, name in enumerate(auto_study.CORNERS)}
+    ahead, behind, level = ([value + by for value in corners["ACE"]] for by in (-0.5, 0.5, 0.0))
+    said = [auto_study.verdict({**corners, auto_study.AUTO: own}) for own in (ahead, behind, level)]
+    assert said == ["better than all", "worse than the best", "cannot be told"]
+
+
+def test_a_c_chosen_by_itself_is_large_while_the_table_is_behind_and_small_when_all_is_noise() -> None:
+    like, random = torch.zeros(50), torch.Generator().manual_seed(0)
+
+    def chosen(drift: float) -> float:
+        rule = AutoCalibrated().build(10, like)
+        for task in range(300):
+            update = drift * task * torch.ones(50) + torch.randn(50, generator=random)
+            if rule.absorb(Arrival(task % 10, update, 0, 0, task)):
+                rule.direction()
+                rule.clear()
+        return float(rule._c)  # type: ignore[attr-defined]
+
+    assert chosen(1.0) > 0.9
+    assert 0.1 <= chosen(0.0) < 0.3
 
 
 def test_an_idea_wins_only_where_it_is_ahead_of_all_three_on_seed_after_seed() -> None:

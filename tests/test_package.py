@@ -56,7 +56,7 @@ def test_importing_it_brings_not_even_torch() -> None:
 
 
 def test_a_star_import_gives_the_public_names_and_brings_no_heavy_library() -> None:
-    heavy = "{'pandas', 'flwr', 'flwr_datasets', 'datasets', 'numba', 'sklearn', 'plotly', 'ray', 'pyarrow'}"
+    heavy = "{'pandas', 'flwr', 'flwr_datasets', 'datasets', 'numba', 'sklearn', 'ray', 'pyarrow'}"
     names, brought = python(
         "from acefl import *; print(*sorted(name for name in dir() if name[0] != '_'));"
         f"import sys; print({heavy} & set(sys.modules))"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from acefl import tasks, testing
     from acefl.core.errors import AceflError, InvalidInput, NothingInFlight
     from acefl.core.gate import NormLimit
-    from acefl.core.optimizers import SGD, Adam, Momentum, Yogi
+    from acefl.core.optimizers import SGD, Adam, Momentum, Nesterov, Yogi
     from acefl.core.rule import Method, Rule
     from acefl.core.schedules import Constant, Cosine, Sqrt, WarmUp
     from acefl.core.server import Server
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
         CA2FL,
         FADAS,
         MIFA,
+        Calibrated,
+        Clipped,
         DelayAdaptiveASGD,
+        DelayedNesterov,
         FedAdam,
         FedAsync,
         FedAvg,
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
         FedFa,
         FedStaleWeight,
         MaleniaSGD,
+        RescaledASGD,
         RingleaderASGD,
         RingmasterASGD,
         RobustACE,
@@ -54,6 +58,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "flower": "flower",
+    "hf": "hf",
     "loggers": "runs.loggers",
     "privacy": "tasks.privacy",
     "tasks": "tasks",
@@ -69,9 +74,12 @@ _HOME = {
     "Adam": "core.optimizers",
     "Arrival": "core.types",
     "CA2FL": "rules",
+    "Calibrated": "rules",
+    "Clipped": "rules",
     "Constant": "core.schedules",
     "Cosine": "core.schedules",
     "DelayAdaptiveASGD": "rules",
+    "DelayedNesterov": "rules",
     "Every": "runs.checkpoint",
     "FADAS": "rules",
     "FedAdam": "rules",
@@ -87,8 +95,10 @@ _HOME = {
     "MaleniaSGD": "rules",
     "Method": "core.rule",
     "Momentum": "core.optimizers",
+    "Nesterov": "core.optimizers",
     "NormLimit": "core.gate",
     "NothingInFlight": "core.errors",
+    "RescaledASGD": "rules",
     "RingleaderASGD": "rules",
     "RingmasterASGD": "rules",
     "RobustACE": "rules",
@@ -141,9 +151,12 @@ __all__ = [
     "AceflError",
     "Adam",
     "Arrival",
+    "Calibrated",
+    "Clipped",
     "Constant",
     "Cosine",
     "DelayAdaptiveASGD",
+    "DelayedNesterov",
     "Every",
     "FedAdam",
     "FedAsync",
@@ -157,8 +170,10 @@ __all__ = [
     "MaleniaSGD",
     "Method",
     "Momentum",
+    "Nesterov",
     "NormLimit",
     "NothingInFlight",
+    "RescaledASGD",
     "RingleaderASGD",
     "RingmasterASGD",
     "RobustACE",

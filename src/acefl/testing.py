@@ -218,7 +218,7 @@ def batches(settings: Method) -> None:
 def fusion(settings: Method) -> None:
     """Where a rule has `advance`, it is absorb, then model -= lr * direction (within rounding)."""
     log, server = _history(settings)
-    if type(_build(settings)).advance is Rule.advance:
+    if type(_build(settings)).advance is Rule.advance or settings.optimizer is not None:
         return
     model = torch.zeros(DIM)
     for step in _directions(_build(settings), log):
@@ -392,7 +392,8 @@ def _rounding(log: list[Turn], settings: Method | None = None) -> float:
     both of the runs that are compared.
     """
     largest = max(float(arrival.update.abs().max()) for turn in log for arrival in turn)
-    table = settings_of(settings).get("table", "") if settings is not None else ""
+    inner = getattr(settings, "inner", settings)  # of a method that works on another one
+    table = settings_of(inner).get("table", "") if inner is not None else ""
     return largest * max(1e-5, 6 * STORED.get(table, 0.0))
 
 

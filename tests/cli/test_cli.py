@@ -104,7 +104,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert "Usage: acefl" in out
     imported = {line.rpartition("|")[2].strip() for line in err.splitlines()}
     assert "acefl.cli.compare" in imported
-    assert not imported & {"torch", "numpy", "pandas", "sklearn", "pyarrow", "plotly", "flwr_datasets", "ray"}
+    assert not imported & {"torch", "numpy", "pandas", "sklearn", "pyarrow", "jinja2", "flwr_datasets", "ray"}
 
 
 # --- options are copies of settings that live elsewhere ---------------------------------------------------------------
@@ -117,13 +117,14 @@ def test_words_are_those_of_the_library() -> None:
     assert tuple(schedules.SCHEDULES) == options.SCHEDULES
     assert options.PARTITIONS == PARTITIONS
     assert (timing.CLOCKS, tuple(timing.LAWS), timing.SPEEDS) == (options.CLOCKS, options.LAWS, options.SPEEDS)
+    assert timing.DEVICES == options.DEVICES
 
 
 def test_every_setting_has_an_option_and_every_option_a_setting() -> None:
     def names(settings: Any) -> set[str]:
         return {field.name for field in dataclasses.fields(settings)}
 
-    assert names(options.ScenarioOptions) == names(timing.Scenario)
+    assert names(options.ScenarioOptions) == names(timing.Scenario) - {"durations"}  # a file of them is a trace
     assert names(options.StopOptions) == names(Stop)
     everybodys = {name for task in (tasks.digits, tasks.quadratic) for name in inspect.signature(task).parameters}
     assert names(options.TaskOptions) == everybodys - {"seed"} | {"task"}
@@ -180,6 +181,47 @@ def test_every_scenario_option_arrives_where_it_belongs(acefl_command: Terminal)
     assert traced["scenario"]["trace"] == "trace.csv"
     assert traced["warnings"] == []
     assert traced["stop"] == {"arrivals": 30, "steps": None, "time": 9.0}
+
+
+def test_a_run_says_whether_and_when_it_reached_its_target(acefl_command: Terminal) -> None:
+    run = ["run", *TINY, "--lr", "0.2", "--evaluations", "30"]
+    aimed = acefl_command.json(*run, "--target", "gap=3")
+    reached = aimed["target"]["reached"]
+    assert aimed["stop"]["target"] == ["gap", 3.0]
+    assert 0 < reached["arrivals"] == aimed["arrivals"] < 30
+    code, out, err = acefl_command(*run, "--target", "gap=3")
+    assert (code, "gap ≤ 3 was reached at time" in out, "warning" in err) == (0, True, False)
+    code, out, _ = acefl_command(*run, "--target", "gap=-1")
+    assert (code, "gap ≤ -1 was not reached" in out) == (0, True)
+    assert acefl_command.json("run", "--task", "quadratic", "--clients", "5", "--lr", "0.2", "--target", "gap=5")[
+        "stop"
+    ] == {
+        "arrivals": 10_000,
+        "steps": None,
+        "time": None,
+        "target": ["gap", 5.0],
+    }
+
+
+@pytest.mark.parametrize("flags", [("--target", "f1=0.9"), ("--by", "f1")])
+def test_a_metric_that_is_not_there_is_one_line_on_every_command(
+    acefl_command: Terminal, flags: tuple[str, str]
+) -> None:
+    commands = [SMALL_COMPARISON, ["tune", *TINY], ["sweep", "--vary", "lr=0.1,0.2", "--vary", "task.name=quadratic"]]
+    for command in commands if flags[0] == "--by" else [*commands[:2], ["run", *TINY, "--lr", "0.1"]]:
+        code, _, err = acefl_command(*command, *flags)
+        assert code == 2, command
+        assert "no metric 'f1' here; allowed: client_loss, fast_loss, gap, grad_norm" in err
+
+
+def test_results_go_by_the_metric_that_was_named(acefl_command: Terminal) -> None:
+    compared = acefl_command.json(*SMALL_COMPARISON, "--by", "grad_norm", "--out", "by")
+    assert (compared["objective"], compared["by"]) == ("grad_norm", "grad_norm")
+    norms = [row["grad_norm"] for row in compared["summary"]]
+    assert norms == sorted(norms)
+    tuned = acefl_command.json("tune", *TINY, "--budget", "2", "--by", "heldout_worst_loss", "--workers", "1")
+    assert tuned["objective"] == "heldout_worst_loss"
+    assert all("heldout_worst_loss" in trial for trial in tuned["trials"])
 
 
 @pytest.mark.parametrize(
@@ -239,6 +281,20 @@ def test_run_is_the_run_that_compare_makes_bit_for_bit(acefl_command: Terminal) 
     code, out, _ = acefl_command("run", *TINY, *flags)
     assert (code, sorted(os.listdir())) == (0, ["acefl-compare", "lone"])
     assert re.search(r"^uploads +30$", out, re.MULTILINE)
+
+
+def test_local_work_is_named_with_the_task_and_recorded(acefl_command: Terminal) -> None:
+    """FedAvg on local epochs: what a person types is what `run`, `compare` and a task of Python do."""
+    local = "sgd(lr=0.05, epochs=2)"
+    settings = ["--task", f"digits(local='{local}')", *("--clients", "5"), *("--method", "FedAvg"), *("--lr", "1")]
+    acefl_command.json("run", *settings, "--arrivals", "10", "--out", "lone")
+    acefl_command.json("compare", *settings, "--arrivals", "10", *("--seeds", "1"), *("--workers", "1"))
+    lone, compared = acefl.load("lone"), json.loads(Path("acefl-compare/compare.json").read_text())
+    assert lone.config["task"]["local"] == compared["task"]["local"] == local
+    said = "A client takes 2 epochs of SGD (lr 0.05) on minibatches of 20 of its samples"
+    for described in (lone.config["task"], compared["task"]):
+        assert described["client_work"].startswith(said)
+    assert lone.model.equal(acefl.load("acefl-compare/runs/FedAvg-seed0").model)
 
 
 def test_a_run_that_diverges_ends_and_says_so(acefl_command: Terminal) -> None:
@@ -333,6 +389,7 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["compare", *TINY, "--alpha", "1"], ["quadratic", "alpha", "dim"]),
     (["compare", "--task", "quadratic(dims=3)"], ["quadratic", "dims", "dim"]),
     (["compare", "--task", "quadratic(dim=[3])"], ["dim", "plain"]),
+    (["compare", "--task", "digits(local='adam(lr=1)')"], ["local is 'adam(lr=1)'", "sgd or adamw"]),
     (["compare", "--task", "cifar10"], ["cifar10", "folder"]),
     (["compare", *TINY, "--trace", "missing.csv"], ["missing.csv"]),
     (["compare", *TINY, "--dropout", "1"], ["dropout is 1"]),
@@ -430,7 +487,7 @@ def test_an_optimizer_and_a_schedule_are_named_and_recorded(acefl_command: Termi
     assert compared["schedule"] == ran["schedule"]
     code, _, err = acefl_command("run", *TINY, "--lr", "0.1", "--optimizer", "Lion")
     assert code == 2
-    assert "unknown optimizer 'Lion'; allowed: SGD, Momentum, Adam, Yogi" in err
+    assert "unknown optimizer 'Lion'; allowed: SGD, Momentum, Nesterov, Adam, Yogi" in err
     code, _, err = acefl_command("compare", *TINY, "--method", "FedAdam", "--lr", "0.1", "--optimizer", "Adam")
     assert code == 2
     assert "which FedAdam cannot be run with" in err

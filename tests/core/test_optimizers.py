@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.rules.oracles import NesterovOracle
 
 from acefl import (
     ACE,
@@ -17,6 +18,7 @@ from acefl import (
     FedBuff,
     InvalidInput,
     Momentum,
+    Nesterov,
     Scenario,
     Stop,
     Yogi,
@@ -54,6 +56,14 @@ def test_sgd_and_momentum() -> None:
     np.testing.assert_allclose(followed(Momentum(beta=0.8)), w, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("period", "c"), [(1, 0.0), (2, 0.5), (4, 0.1)])
+def test_nesterov_that_waits(period: int, c: float) -> None:
+    w, oracle = START.double().numpy(), NesterovOracle(0.8, period, c)
+    for gradient in GRADIENTS:
+        w = oracle.step(w, gradient.double().numpy(), 0.1)
+    np.testing.assert_allclose(followed(Nesterov(0.8, period, c)), w, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["adam", "amsgrad", "yogi"])
 def test_adaptive_ones(kind: str) -> None:
     w, m, v = START.double().numpy(), np.zeros(7), np.full(7, 0.05**2)
@@ -84,7 +94,7 @@ def test_sgd_is_what_a_server_does_anyway() -> None:
     torch.testing.assert_close(run(optimizer=SGD()).model, run().model)
 
 
-@pytest.mark.parametrize("optimizer", [Momentum(), Adam(), Adam(amsgrad=True), Yogi()])
+@pytest.mark.parametrize("optimizer", [Momentum(), Nesterov(period=3, c=0.2), Adam(), Adam(amsgrad=True), Yogi()])
 def test_a_run_that_is_interrupted_goes_on_bit_for_bit_and_is_recorded(optimizer: Any, tmp_path: Path) -> None:
     whole = run(optimizer=optimizer, rule=FedBuff(buffer=3))
 
@@ -107,8 +117,8 @@ def test_a_run_that_is_interrupted_goes_on_bit_for_bit_and_is_recorded(optimizer
 
 def test_named_by_people() -> None:
     assert parse("adam(beta2=0.9, amsgrad=True)") == Adam(beta2=0.9, amsgrad=True)
-    assert {parse(name) for name in OPTIMIZERS} == {SGD(), Momentum(), Adam(), Yogi()}
-    with pytest.raises(InvalidInput, match="unknown optimizer 'Lion'; allowed: SGD, Momentum, Adam, Yogi"):
+    assert {parse(name) for name in OPTIMIZERS} == {SGD(), Momentum(), Nesterov(), Adam(), Yogi()}
+    with pytest.raises(InvalidInput, match="unknown optimizer 'Lion'; allowed: SGD, Momentum, Nesterov, Adam, Yogi"):
         parse("Lion")
     with pytest.raises(InvalidInput, match="Momentum has no setting 'gamma'; allowed: beta"):
         parse("Momentum(gamma=1)")

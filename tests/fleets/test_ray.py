@@ -166,6 +166,15 @@ def test_a_mistake_in_a_users_task_is_shown_not_retried() -> None:
         fleet.close()
 
 
+def test_a_run_on_ray_ends_at_its_target() -> None:
+    stop = Stop(arrivals=1_000_000, target=("gap", 1.0))
+    made = run_on_ray(SOURCE, ACE(), lr=0.3, stop=stop, seed=SEED, actors=2, evaluations=100_000)
+    reached = made.time_to("gap", 1.0)
+    assert reached is not None
+    assert 0 < reached.arrivals <= made.arrivals < 100_000
+    assert "gap ≤ 1 was reached" in made.config["ended"]
+
+
 def test_a_run_on_ray_is_recorded_like_any_other(tmp_path: Path) -> None:
     from acefl import report
 

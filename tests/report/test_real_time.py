@@ -88,6 +88,6 @@ def test_no_timeline_of_more_clients_than_can_be_told_apart(tmp_path: Path) -> N
 def test_a_browser_draws_it(federation: Path, browser: Chrome) -> None:
     browser.get(report.build(federation).as_uri())
     WebDriverWait(browser, 60).until(lambda b: b.execute_script("return document.body.dataset.drawn"))
-    marks = "return document.querySelectorAll('#timeline-0 .trace .point').length"
+    marks = "return document.querySelectorAll('#timeline-0 .traces .mark').length"
     assert browser.execute_script(marks) == ARRIVALS
     assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []

@@ -61,6 +61,14 @@ class ACEOracle:
         self.weights += [weight] * (clients - len(self.weights))
 
 
+class MedianOracle(ACEOracle):
+    """RobustACE: the median of all cached gradients, of each number by itself."""
+
+    def step(self, t: int) -> Numbers:
+        median: Numbers = np.median(list(self.cache.values()), axis=0)
+        return median
+
+
 class ACEDOracle:
     """The ACED algorithm, line by line: A(t) = {i : t - t_start_i <= tau}, formed anew for every step."""
 
@@ -440,4 +448,139 @@ class AREAOracle:
             return None
         new: Numbers = w + np.sum(self.residuals, axis=0) / len(self.y)
         self.residuals = []
+        return new
+
+
+class CalibratedOracle:
+    """d = beta h + (c/|S|) sum_S (u_i - beta h_i), from every h_i by itself.
+
+    Of a client that comes again, its last update is what it changes: so its first counts 1 - beta, in |S| too. What a
+    client sent to the buffer stays in it when it leaves, except in a plain mean over all clients (c = |S|/n, beta = 1),
+    which has no buffer.
+    """
+
+    def __init__(self, clients: int, dim: int, c: float | str, beta: float, buffer: int, warmup: str) -> None:
+        self.c, self.beta, self.size, self.dim = c, beta, buffer, dim
+        self.counts_absent = warmup == "zeros"
+        self.members, self.known = set(range(clients)), clients
+        self.awaited = set(range(clients)) if warmup == "wait" and beta else set()
+        self.h: dict[int, Numbers] = {}
+        self.h_before: dict[int, Numbers] = {}
+        self.innovations: list[tuple[int, Numbers, Numbers]] = []  # client, u, and the h it found
+        self.leaving: set[int] = set()
+
+    def absorb(self, client: int, update: Numbers, trained_on: int, version: int) -> bool:
+        self.members.add(client)
+        self.leaving.discard(client)
+        self.awaited.discard(client)
+        self.innovations.append((client, update, self.h.get(client, np.zeros(self.dim))))
+        self.h[client] = update
+        return not self.awaited and len(self.innovations) >= self.size
+
+    def step(self, t: int) -> Numbers:
+        n = len(self.members) if self.counts_absent else len(self.h)
+        if self.c == "share":
+            fresh = sum((u for _, u, _ in self.innovations), np.zeros(self.dim))
+            remembered = sum(self.h.values(), np.zeros(self.dim))
+            d: Numbers = (self.beta * remembered + (1 - self.beta) * fresh) / n
+        else:
+            distinct = {client for client, _, _ in self.innovations}
+            S = len(distinct) + (1 - self.beta) * (len(self.innovations) - len(distinct))
+            h = sum(self.h_before.values(), np.zeros(self.dim)) / n
+            changes = sum((u - self.beta * before for _, u, before in self.innovations), np.zeros(self.dim))
+            d = self.beta * h + float(self.c) / S * changes
+        self.innovations = []
+        for client in list(self.leaving):
+            self.forget(client)
+        self.leaving = set()
+        self.h_before = dict(self.h)
+        return d
+
+    def forget(self, client: int) -> None:
+        self.awaited.discard(client)
+        if self.c != "share" and self.beta and client in [member for member, _, _ in self.innovations]:
+            self.leaving.add(client)
+            return
+        self.members.discard(client)
+        self.h.pop(client, None)
+        self.h_before.pop(client, None)
+
+    def grow(self, clients: int, weight: float) -> None:
+        self.members |= set(range(self.known, clients))
+        self.known = max(self.known, clients)
+
+
+class RescaledASGDOracle(_Indifferent):
+    """w <- w - eta (t_i / H) g, t_i client i's mean of 1 + staleness so far, H the harmonic mean of all t_i.
+
+    With fixed computation times and everybody at work, t_i / H is client i's time over their harmonic mean.
+    """
+
+    def __init__(self) -> None:
+        self.times: dict[int, list[int]] = {}
+        self.arrived: list[tuple[int, Numbers]] = []
+
+    def absorb(self, client: int, update: Numbers, trained_on: int, version: int) -> bool:
+        self.times.setdefault(client, []).append(1 + version - trained_on)
+        self.arrived.append((client, update))
+        return True
+
+    def step(self, t: int) -> Numbers:
+        times = {client: np.mean(of_client) for client, of_client in self.times.items()}
+        harmonic = len(times) / sum(1 / time for time in times.values())
+        direction: Numbers = np.mean([times[client] / harmonic * g for client, g in self.arrived], axis=0)
+        self.arrived = []
+        return direction
+
+    def forget(self, client: int) -> None:
+        self.times.pop(client, None)
+
+
+class ClippedOracle:
+    """Any method, of updates g min(1, threshold / |g|)."""
+
+    def __init__(self, oracle: Oracle, threshold: float) -> None:
+        self.oracle, self.threshold = oracle, threshold
+        self.step, self.forget, self.grow = oracle.step, oracle.forget, oracle.grow
+
+    def absorb(self, client: int, update: Numbers, trained_on: int, version: int) -> bool:
+        norm = float(np.linalg.norm(update))
+        return self.oracle.absorb(client, update * min(1.0, self.threshold / max(norm, 1e-300)), trained_on, version)
+
+
+class NesterovOracle:
+    """Delayed Nesterov, as its algorithm is printed: Δ collects, every N-th step looks at the momentum."""
+
+    def __init__(self, beta: float, N: int, c: float) -> None:
+        self.beta, self.N, self.c = beta, N, c
+        self.t = 0
+        self.m: Numbers | float = 0.0
+        self.delta: Numbers | float = 0.0
+
+    def step(self, w: Numbers, g: Numbers, lr: float) -> Numbers:
+        self.delta = self.delta + g
+        if (self.t + 1) % self.N == 0:
+            self.m = self.beta * self.m + self.delta / self.N
+            w = w - lr * ((1 - self.c * self.N + self.c) * self.beta * self.m + g / self.N)
+            self.delta = 0.0
+        else:
+            w = w - lr * (self.c * self.beta * self.m + g / self.N)
+        self.t += 1
+        return w
+
+
+class AdamOracle:
+    """Reddi et al.'s server Adam: no bias correction, v starts at epsilon squared; amsgrad: the largest v so far."""
+
+    def __init__(self, beta1: float, beta2: float, epsilon: float, *, amsgrad: bool = False) -> None:
+        self.beta1, self.beta2, self.epsilon, self.amsgrad = beta1, beta2, epsilon, amsgrad
+        self.m: Numbers | float = 0.0
+        self.v: Numbers | float = epsilon**2
+        self.largest: Numbers | float = epsilon**2
+
+    def step(self, w: Numbers, g: Numbers, lr: float) -> Numbers:
+        self.m = self.beta1 * self.m + (1 - self.beta1) * g
+        self.v = self.beta2 * self.v + (1 - self.beta2) * g**2
+        self.largest = np.maximum(self.largest, self.v)
+        new: Numbers = w - lr * self.m / (np.sqrt(self.largest if self.amsgrad else self.v) + self.epsilon)
         return new

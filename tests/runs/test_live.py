@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from acefl import ACED, InvalidInput, Scenario, Stop, simulate, tasks
-from acefl.core.types import Arrival
+from acefl.core.server import Server
+from acefl.core.types import Arrival, Step
 from acefl.runs.live import LivePage
 
 
@@ -59,6 +61,89 @@ def test_it_counts_what_happened(watched: LivePage) -> None:
     assert found["evaluations"][-1]["accuracy"] > 0.6
     out = [client["client"] for client in found["clients"] if not client["active"]]
     assert len(out) == 2, "the two that left are not shown as out of the active set"
+
+
+def test_it_says_who_is_at_work_on_how_old_a_model_and_why_somebody_does_not_count(page: LivePage) -> None:
+    rule = ACED(tau=3, warmup="seen").build(3, torch.zeros(1))
+    server = Server(torch.zeros(1), rule, 0.1, 3, on_dispatch=page.dispatched, on_arrival=page.arrived)
+    for task in range(6):  # client 0 answers every time, client 1 once, client 2 never
+        server.dispatched([0] if task else [0, 1, 2])
+        arrivals = [Arrival(0, torch.ones(1), server.version, server.version, task)]
+        arrivals += [Arrival(1, torch.ones(1), 0, 0, 0)] if not task else []
+        page.stepped(Step(0, server.version, 0.0, server.handle(arrivals)), server)
+    server.dispatched([0, 1])
+    server.handle([Arrival(0, torch.ones(1), server.version, server.version, 6)])
+    page.stepped(Step(0, server.version, 0.0, True), server)
+    page.lost(2)
+    shown = {client["client"]: client for client in state(page)["clients"]}
+    assert [shown[client]["why_not"] for client in (0, 2)] == ["", "has not answered yet"]
+    assert [shown[client]["active"] for client in (0, 2)] == [True, False]
+    assert shown[0]["at_work"] is None
+    assert shown[0]["task_seconds"] >= 0
+    assert shown[1]["at_work"] >= 0
+    assert shown[1]["model_age"] == 1
+    assert (shown[2]["at_work"], shown[2]["lost"]) == (None, 1)
+
+
+def parsed(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    """Prometheus' text format by its grammar: every sample under its TYPE, no line that is none of these."""
+    families: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    label = r'(\w+)="((?:[^"\\\n]|\\["\\n])*)"'
+    assert text.endswith("\n")
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            assert re.fullmatch(r"# HELP [a-z_]+ .+", line)
+        elif line.startswith("# TYPE "):
+            declared = re.fullmatch(r"# TYPE ([a-z_]+) (counter|gauge)", line)
+            assert declared, line
+            assert declared[1] not in families
+            assert (declared[2] == "counter") == declared[1].endswith("_total")
+            families[declared[1]] = {}
+        else:
+            found = re.fullmatch(rf"([a-z_]+)(?:\{{((?:{label},?)*)\}})? (\S+)", line)
+            assert found, line
+            labels = tuple(re.findall(label, found[2] or ""))
+            assert labels not in families[found[1]], "twice"
+            families[found[1]][labels] = float(found[found.re.groups])
+    return families
+
+
+def test_prometheus_reads_the_same_numbers(watched: LivePage) -> None:
+    found, shown = parsed(ask(watched, "/metrics").text), state(watched)  # type: ignore[attr-defined]
+    assert found["acefl_arrivals_total"] == {(): 400}
+    assert found["acefl_steps_total"] == {(): shown["steps"]}
+    assert found["acefl_refused_total"] == {(("reason", "non-finite"),): 1}
+    assert sum(found["acefl_client_arrivals_total"].values()) == 400
+    assert sum(found["acefl_client_counts"].values()) == 10
+    assert found["acefl_score"][(("metric", "accuracy"),)] == shown["evaluations"][-1]["accuracy"]
+
+
+def test_names_with_quotes_and_scores_that_are_no_numbers_do_not_break_the_metrics(page: LivePage) -> None:
+    page.arrived(Arrival(0, torch.zeros(1), 0, 0, 0), 'a "quoted" \\ reason\n')
+    page.evaluated({"step": 1, "loss": float("nan")})
+    found = parsed(ask(page, "/metrics").text)  # type: ignore[attr-defined]
+    assert len(found["acefl_refused_total"]) == 1
+    assert "acefl_score" not in found
+
+
+def test_an_address_that_others_can_reach_needs_a_token() -> None:
+    with pytest.raises(InvalidInput, match="which others can reach: allowed with token="):
+        LivePage(0, "0.0.0.0")
+    with pytest.raises(InvalidInput, match="token is too short"):
+        LivePage(0, token="secret")
+    token = "0123456789abcdef"
+    page = LivePage(0, token=token)
+    try:
+        for path in ("/", "/state.json", "/metrics"):
+            assert ask(page, path).status == 403
+            assert ask(page, f"{path}?token={token[:-1]}").status == 403
+            assert ask(page, f"{path}?token={token}", host="some.name").status == 200
+        connection = http.client.HTTPConnection("127.0.0.1", page._http.server_port, timeout=30)
+        connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {token}"})
+        assert connection.getresponse().status == 200
+        connection.close()
+    finally:
+        page.close()
 
 
 def test_before_anything_happened_it_says_so(page: LivePage) -> None:
@@ -120,7 +205,8 @@ def test_a_browser_shows_the_run_and_follows_it(watched: LivePage, browser: Chro
     assert "1\nrefused" in numbers
     points = browser.find_element(By.CSS_SELECTOR, "#curve polyline").get_attribute("points")
     assert len(points.split()) >= 10
-    assert browser.find_element(By.ID, "metric").text == "accuracy against server steps"
+    assert browser.find_element(By.ID, "metric").text == "accuracy against time"
+    assert "1 non-finite" in browser.find_element(By.ID, "refusals").text
     assert len(browser.find_elements(By.CSS_SELECTOR, "#bars rect")) == len(state(watched)["staleness"])
     watched.evaluated({"step": 10_000, "accuracy": 1.0})
     wait.until(lambda b: "10,000" in b.find_element(By.ID, "curve").text)

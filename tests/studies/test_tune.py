@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from acefl import ACE, ACED, ASGD, FedBuff, InvalidInput, Scenario, Stop, simulate, tune
 from acefl.studies import tune as halving
+from acefl.studies.objective import Objective
 from acefl.studies.spec import TUNING_SEED
 from acefl.studies.tune import GENERATION, QUARTERS, WHOLE, Tuning, search_ranges, spread_evenly
 from acefl.tasks.sources import build_task
@@ -86,7 +87,9 @@ def test_who_is_promoted_depends_on_those_before_alone_and_is_about_half(scores:
 
 def test_a_run_that_diverged_is_never_the_best() -> None:
     diverged, cut_short = halving.Trial({"lr": 0.1}, WHOLE, math.inf, 1), halving.Trial({"lr": 0.2}, 2, 0.3, 1)
-    assert halving._best([diverged, cut_short]) is cut_short
+    assert halving._best([diverged, cut_short], Objective("loss")) is cut_short
+    lost = halving.Trial({"lr": 0.1}, WHOLE, -math.inf, 1)
+    assert halving._best([lost, cut_short], Objective("f1", larger=True)) is cut_short
 
 
 def test_weak_trials_end_early_and_later_generations_look_closer(aced: Tuning) -> None:

@@ -59,10 +59,10 @@ def test_the_gradient_is_that_of_separate_changes_of_format_and_precision(name: 
     def plain(flat: torch.Tensor) -> torch.Tensor:
         """As a person would write it."""
         last = torch.channels_last
-        views = [v.contiguous(memory_format=last) if v.dim() == 4 else v for v in task._views(flat)]
+        views = [v.contiguous(memory_format=last) if v.dim() == 4 else v for v in task._net.views(flat)]
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             inputs = images[0].contiguous(memory_format=last)
-            output = functional_call(task._module, dict(zip(task._names, views, strict=True)), inputs)
+            output = functional_call(task._net.module, dict(zip(task._net.names, views, strict=True)), inputs)
         return F.cross_entropy(output.float(), targets[0])
 
     found = grad(task._functional_loss)(model, images[0], targets[0])
@@ -73,7 +73,7 @@ def test_the_gradient_is_that_of_separate_changes_of_format_and_precision(name: 
 
 def test_convolution_weights_alone_change_format_and_precision() -> None:
     task = task_of(resnet18(classes=4, norm="batch", width=8), bf16=True)
-    for name, value in task._named(task.initial()).items():
+    for name, value in task._net.named(task.initial()).items():
         convolution = value.dim() == 4
         assert value.dtype == (torch.bfloat16 if convolution else torch.float32), name
         assert not convolution or value.is_contiguous(memory_format=torch.channels_last)

@@ -10,7 +10,7 @@ from torch import nn
 
 from acefl.core import rng as keyed
 from acefl.core.errors import InvalidInput
-from acefl.tasks import LocalSteps, LocalWork, TorchTask
+from acefl.tasks import LocalSteps, LocalWork, TorchTask, build, digits
 
 FEATURES, CLASSES = 6, 3
 
@@ -103,3 +103,46 @@ def test_what_a_person_writes() -> None:
 def test_what_is_wrong_is_said(text: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message.replace("(", r"\(")):
         LocalWork.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["sgd(lr=0.1, epochs=2)", "sgd(epochs=1, momentum=0.9, send='mean')", "adamw(lr=5e-4)"]
+)
+def test_what_is_written_is_what_is_done(text: str) -> None:
+    """As words, as settings and from a record it is the same work."""
+    work = LocalWork.parse(text)
+    assert LocalWork.parse(work.text()) == work
+    expected = one(task(work))
+    assert torch.equal(one(task(text)), expected)  # type: ignore[arg-type]
+    small = {"clients": 3, "alpha": 1.0, "batch": 100}
+    written, given, plain = digits(**small, local=text), digits(**small, local=work), digits(**small)
+    again = build(given.describe())
+    assert torch.equal(one(written), one(given))  # type: ignore[arg-type]
+    assert torch.equal(one(again), one(given))  # type: ignore[arg-type]
+    assert not torch.equal(one(plain), one(given))
+    assert written.describe()["local"] == text
+
+
+@pytest.mark.parametrize(
+    ("local", "said"),
+    [
+        (None, "A client sends the gradient of one minibatch of 4 of its samples."),
+        (
+            LocalWork("sgd", lr=0.1, epochs=2, momentum=0.9),
+            "A client takes 2 epochs of SGD (lr 0.1, momentum 0.9) on minibatches of 4 of its samples and sends the "
+            "model it started from minus the one it ended with.",
+        ),
+        (
+            LocalWork("adamw", lr=5e-4, send="mean"),
+            "A client takes 1 step of AdamW (lr 0.0005) on minibatches of 4 of its samples and sends the mean of the "
+            "gradients along the way.",
+        ),
+    ],
+)
+def test_a_record_says_what_a_client_does(local: LocalWork | None, said: str) -> None:
+    assert task(local).describe()["client_work"] == said
+
+
+def test_local_work_of_another_kind_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"local is 3; allowed: None, LocalWork, LocalSteps or text such as"):
+        task(3)  # type: ignore[arg-type]

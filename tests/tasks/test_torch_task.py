@@ -162,9 +162,9 @@ def test_the_flat_vector_is_the_trained_parameters_in_order(make: Callable[[], n
     assert torch.equal(task.initial(), flat)
     changed = task.initial() + 1.0
     task.evaluate(changed)
-    views = torch.cat([view.flatten() for view in task._views(changed)])
+    views = torch.cat([view.flatten() for view in task._net.views(changed)])
     assert torch.equal(views, changed)
-    loaded = torch.cat([p.detach().flatten() for p in task._module.parameters() if p.requires_grad])
+    loaded = torch.cat([p.detach().flatten() for p in task._net.module.parameters() if p.requires_grad])
     assert torch.equal(loaded, changed)
 
 
@@ -332,7 +332,7 @@ def test_evaluation_is_a_plain_loop_over_clients(make: Callable[[], nn.Module]) 
     task = classification(make, ridge=0.1)
     model = some_models(task, 1)[0]
     result = task.evaluate(model)
-    module = task._module.eval()
+    module = task._net.module.eval()
     losses, accuracies = [], []
     if make is normalised:  # the batch that normalises is the whole data, so clients cannot be taken one by one
         with torch.no_grad():
@@ -361,7 +361,7 @@ def test_loss_and_accuracy_are_those_of_the_test_data() -> None:
     inputs, targets = task._test.inputs, task._test.targets
     metrics = task.evaluate(task.initial()).metrics
     with torch.no_grad():
-        output = task._module(inputs)
+        output = task._net.module(inputs)
     assert metrics["loss"] == pytest.approx(float(F.cross_entropy(output, targets)), rel=1e-5)
     assert metrics["accuracy"] == pytest.approx(float((output.argmax(1) == targets).float().mean()))
 
@@ -438,7 +438,8 @@ def test_local_work_needs_a_step() -> None:
 def test_a_task_describes_itself() -> None:
     named = {"name": "torch", "model": "Sequential", "clients": 3}
     assert named.items() <= classification(mlp).describe().items()
-    assert classification(mlp, description={"name": "mine"}).describe() == {"name": "mine"}
+    work = "A client sends the gradient of one minibatch of 6 of its samples."
+    assert classification(mlp, description={"name": "mine"}).describe() == {"name": "mine", "client_work": work}
 
 
 def test_a_model_vector_goes_back_into_a_module() -> None:
@@ -486,6 +487,8 @@ def test_a_record_says_what_made_a_task_of_ones_own() -> None:
         "test": 7,
         "evaluate_on": 3,
         "evaluation_batch": 4096,
+        "client_work": "A client takes 5 steps of SGD (lr 0.05) on minibatches of 6 of its samples and sends the model "
+        "it started from minus the one it ended with.",
     }
 
 

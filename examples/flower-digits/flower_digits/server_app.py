@@ -20,7 +20,7 @@ def main(grid: Grid, context: Context) -> None:
         grid,
         rules.parse(str(config["method"])),
         ArrayRecord(task.new_model().state_dict()),
-        lr=float(config["lr"]),
+        lr=float(config["lr"]) or None,
         stop=Stop(arrivals=int(config["arrivals"])),
         nodes=int(config["nodes"]),
         wires=Wires(uplink=str(config["uplink"])),

@@ -29,6 +29,7 @@ def compare(
         ),
     ] = None,
     lr_centre: options.RateCentre = 0.25,
+    by: options.By = None,
     optimizer: options.ServerOptimizer = None,
     schedule: options.RateSchedule = None,
     out: Annotated[
@@ -49,6 +50,7 @@ def compare(
       acefl compare
       acefl compare --method ACE --method 'ACED(tau=300)' --seeds 5
       acefl compare --task quadratic --spread 10 --seeds 1 --out quick
+      acefl compare --target accuracy=0.9 --by heldout_client_loss
       acefl compare --clock tick --delay 5 --steps 500 --json > result.json
     """
     chosen = options.parse_seeds(seeds)
@@ -71,6 +73,7 @@ def compare(
             seeds=chosen,
             lr=lr,
             lr_centre=lr_centre,
+            by=by,
             evaluations=evaluations,
             workers=workers,
             title=title,

@@ -22,6 +22,12 @@ def leaderboard(
         ),
     ] = None,
     only: Annotated[bool, typer.Option("--only", help="Only the methods named, not the library's")] = False,
+    natural: Annotated[
+        bool,
+        typer.Option(
+            "--natural", help="On natural federations, speeds of phones tied to data, independent of it and reversed"
+        ),
+    ] = False,
     arrivals: Annotated[
         int, typer.Option(metavar="N", min=1, help="Accepted uploads per run", rich_help_panel=options.BUDGET)
     ] = 6000,
@@ -32,7 +38,7 @@ def leaderboard(
     seeds: options.Seeds = "5",
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="All of it in a minute or two; the numbers mean nothing, and the board says so"),
+        typer.Option("--quick", help="All of it in minutes; the numbers mean nothing, and the board says so"),
     ] = False,
     out: Annotated[
         Path,
@@ -64,6 +70,7 @@ def leaderboard(
 
     Examples:
       acefl leaderboard --quick
+      acefl leaderboard --natural --quick --out natural-board
       acefl leaderboard --workers 16 --out board
       acefl leaderboard --rule mypkg.mymodule:MyRule --out board
       acefl leaderboard --rule mypkg.mymodule:MyRule --only --out mine
@@ -85,6 +92,7 @@ def leaderboard(
             own,
             out=out,
             only=only,
+            natural=natural,
             arrivals=arrivals,
             budget=budget,
             seeds=chosen,

@@ -30,14 +30,17 @@ METHODS = (
     *("ACE", "ACED", "CA2FL", "FedBuff", "ASGD", "DelayAdaptiveASGD", "RobustACE"),
     *("RingmasterASGD", "RingleaderASGD", "MaleniaSGD", "MIFA", "FedStaleWeight"),
     *("FedAsync", "FedFa", "AREA", "FADAS", "FedAvg", "FedAdam"),
+    *("Calibrated", "RescaledASGD", "DelayedNesterov", "Clipped"),
 )
-OPTIMIZERS = ("SGD", "Momentum", "Adam", "Yogi")
+OPTIMIZERS = ("SGD", "Momentum", "Nesterov", "Adam", "Yogi")
 SCHEDULES = ("Constant", "Sqrt", "WarmUp", "Cosine")
-TASKS = ("digits", "quadratic", "cifar10", "cifar100", "news20")
+NATURAL = ("chem97", "heart", "hsb82", "insteval", "movielens", "stops")
+TASKS = ("digits", "quadratic", "cifar10", "cifar100", "news20", *(f"natural.{name}" for name in NATURAL))
 PARTITIONS = ("dirichlet", "shards", "pathological", "iid")
 CLOCKS = ("event", "tick", "sampled")
 LAWS = ("constant", "exponential", "lognormal", "uniform", "pareto", "two-speed")
-SPEEDS = ("last", "random")
+SPEEDS = ("last", "random", "first")
+DEVICES = ("edge-flowertune", "phones")
 MOST_SEEDS = 10_000  # more is a slip of the keyboard, and as a list would fill the memory
 
 
@@ -128,12 +131,16 @@ class ScenarioOptions:
         _option(SCENARIO, "X", "lognormal: sigma, pareto: tail index, two-speed: ratio", "1.0, 1.5, 10.0"),
     ] = None
     spread: Annotated[float | None, _option(SCENARIO, "X", "Mean task time, slowest over fastest", 30.0)] = None
-    slow: Annotated[str | None, _option(SCENARIO, "NAME", "Who is slow; last ties speed to data", "last", SPEEDS)] = (
-        None
-    )
+    slow: Annotated[
+        str | None, _option(SCENARIO, "NAME", "Who is slow; last: speed goes with data", "last", SPEEDS)
+    ] = None
     fixed: Annotated[float | None, _option(SCENARIO, "X", "Time added to every task of everybody", 0.0)] = None
     trace: Annotated[
-        str | None, _option(SCENARIO, "FILE", "CSV (client,duration) in place of law, delay and spread")
+        str | None,
+        _option(SCENARIO, "FILE", "CSV of client,duration, by name or number, in place of law and speeds"),
+    ] = None
+    devices: Annotated[
+        str | None, _option(SCENARIO, "NAME", "Speeds of real devices in place of spread", words=DEVICES)
     ] = None
     concurrency: Annotated[int | None, _option(SCENARIO, "N", "Clients at work at once", "all")] = None
     dropout: Annotated[float | None, _option(SCENARIO, "X", "Fraction of clients that leave ...", 0.0)] = None
@@ -144,7 +151,8 @@ class ScenarioOptions:
         """The default comparison's scenario, with what was given in place of it."""
         from acefl.studies.spec import DEFAULT_SCENARIO
 
-        base = dataclasses.replace(DEFAULT_SCENARIO, delay=1.0, spread=1.0) if self.trace else DEFAULT_SCENARIO
+        measured = self.trace is not None or self.devices is not None
+        base = dataclasses.replace(DEFAULT_SCENARIO, delay=1.0, spread=1.0) if measured else DEFAULT_SCENARIO
         return dataclasses.replace(base, **_given(self))
 
 
@@ -157,14 +165,18 @@ class StopOptions:
     ] = None
     steps: Annotated[int | None, _option(BUDGET, "N", "End after so many server steps")] = None
     time: Annotated[float | None, _option(BUDGET, "X", "End after so much virtual time")] = None
+    target: Annotated[
+        str | None,
+        _option(BUDGET, "METRIC=X", "End at the first evaluation that reaches it, as in accuracy=0.9, and say when"),
+    ] = None
 
     def build(self) -> Stop:
-        """The limits that were given, or the default comparison's."""
+        """The limits that were given, or the default comparison's, and the target."""
         from acefl.core.stop import Stop
         from acefl.studies.spec import DEFAULT_STOP
 
         given = _given(self)
-        return Stop(**given) if given else DEFAULT_STOP
+        return Stop(**given) if set(given) - {"target"} else dataclasses.replace(DEFAULT_STOP, **given)
 
 
 def check_rate(lr: float | None) -> float | None:
@@ -215,6 +227,15 @@ Evaluations = Annotated[int, typer.Option(metavar="N", min=1, help="Points per c
 RateCentre = Annotated[
     float,
     typer.Option(metavar="X", help="Middle of the first five rates tried", callback=check_rate, rich_help_panel=RATE),
+]
+By = Annotated[
+    str | None,
+    _option(
+        RATE,
+        "METRIC",
+        "What to go by, such as heldout_client_loss or f1, whichever way it is better",
+        "the task's objective",
+    ),
 ]
 ServerOptimizer = Annotated[
     str | None,

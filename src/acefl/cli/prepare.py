@@ -37,16 +37,14 @@ def prepare(
     """
     import torch
 
-    from acefl.fleets.scenario import read_trace
+    from acefl.tasks.base import client_names
     from acefl.tasks.sources import build_task
 
     torch.set_num_threads(1)
     budget, setting, settings = stop.build(), scenario.build(), task.build()
     built = build_task(settings, seed)
     setting.check(built.clients)
-    if setting.trace is not None:
-        read_trace(setting.trace, built.clients)
-    expectation = _expectation(setting, built.clients, rules)
+    expectation = _expectation(setting.matched(built.clients, client_names(built)), built.clients, rules)
     return Prepared(settings, built, setting, budget, expectation, setting.warnings(by_time=budget.time is not None))
 
 

@@ -191,6 +191,8 @@ def run(
     show.console().print(_final(finished))
     if finished.diverged:
         show.warn("the model diverged and the run ended early: try a smaller --lr")
+    elif "target" in finished.summary:
+        show.console().print(_about_target(finished), markup=False)
     elif "ended" in finished.config:
         show.warn(f"the run ended early: {finished.config['ended']}")
     if out is not None:
@@ -211,12 +213,23 @@ def _telling_how_to_go_on(out: Path) -> Iterator[None]:
         raise Interrupted(f"interrupted; go on with: acefl run --resume {shlex.quote(str(out))}") from None
 
 
+def _about_target(run: Run) -> str:
+    """Whether and when it was reached."""
+    from acefl.core.metrics import Target
+
+    aim = Target.of(run.config["stop"]["target"])
+    reached, words = run.time_to(aim.metric, aim.value), aim.words(run.better)
+    if reached is None:
+        return f"{words} was not reached"
+    return f"{words} was reached at time {reached.time:,.6g}: {reached.arrivals:,} arrivals, {reached.steps:,} steps"
+
+
 def _final(run: Run) -> Table:
     """The last evaluation and what it took, a number per line."""
     from acefl.cli import show
     from acefl.report import metrics
 
-    rows = {m.heading: m.write(run.final[m.key]) for m in metrics.EVERY if m.key in run.final}
+    rows = {m.heading: m.write(run.final[m.key]) for m in metrics.known(run.final, run.better)}
     clock = "seconds" if run.config["scenario"]["clock"] == "wall" else "virtual time"
     rows |= {"server steps": f"{run.steps:,}", "uploads": f"{len(run.events):,}", clock: f"{run.time:,.0f}"}
     rows |= {f"refused: {reason}": f"{count:,}" for reason, count in run.refused.items()}

@@ -22,6 +22,7 @@ def sweep(
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="A Ray cluster, or 'local', instead of worker processes")
     ] = None,
+    by: options.By = None,
     workers: options.Workers = None,
     json: options.Json = False,
 ) -> None:
@@ -44,7 +45,7 @@ def sweep(
     content: dict[str, Any] = sweeping.read_settings(grid) if grid is not None else {}
     chosen = sweeping.Grid.of({**content, **dict(map(sweeping.parse_axis, vary or []))})
     with show.job_bar(quiet=json) as progress:
-        outcome = sweeping.sweep(chosen, out, workers=workers, ray=ray, progress=progress)
+        outcome = sweeping.sweep(chosen, out, workers=workers, ray=ray, by=by, progress=progress)
     page = report.build(out) if outcome.done else None
     if json:
         show.print_json(

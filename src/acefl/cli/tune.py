@@ -35,6 +35,7 @@ def tune(
             rich_help_panel=options.RATE,
         ),
     ] = 0.25,
+    by: options.By = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -55,6 +56,7 @@ def tune(
     Examples:
       acefl tune
       acefl tune --method ACED --spread 10 --arrivals 5000
+      acefl tune --by heldout_slow_accuracy
       acefl tune --method 'ACED(tau=300)' --budget 20 --out tuning
       acefl run --method ASGD --lr "$(acefl tune --method ASGD --json | jq .best)"
     """
@@ -77,6 +79,7 @@ def tune(
             over=[name for name in searched if name != "lr" and f"{name}=" not in method.replace(" ", "")],
             budget=budget,
             lr_centre=lr_centre,
+            by=by,
             out=out,
             workers=workers,
             progress=progress,
@@ -106,9 +109,10 @@ def _scored(found: Tuning, trial: Any) -> dict[str, float]:
 
 
 def _trials(found: Tuning, best: float | None) -> Table:
+    from acefl.core.metrics import LARGER, SMALLER
     from acefl.report import metrics
 
-    metric = metrics.by_key(found.objective)
+    metric = metrics.by_key(found.objective, {found.objective: LARGER if found.larger else SMALLER})
     names = list(found.best.settings)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in (*names, "of a run", metric.heading, ""):

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 import torch
 
-from acefl.core.errors import require_number
+from acefl.core.errors import require, require_number
 from acefl.core.settings import Registry
+from acefl.core.state import Stateful
 from acefl.core.types import State, Vector
 
 
@@ -57,6 +58,34 @@ class Momentum:
 
     def build(self, like: Vector) -> Stepper:
         return _Momentum(self, like)
+
+
+@dataclass(frozen=True)
+class Nesterov:
+    """Nesterov's momentum, which may wait: a step on every direction, momentum of their mean every `period` steps.
+
+    m <- beta m + (mean of the last `period` directions); w <- w - lr ((1 - c period + c) beta m + g / period) at every
+    `period`-th step, w <- w - lr (c beta m + g / period) at the others (delayed Nesterov, Liu et al. 2024, arXiv
+    2401.09135). `period=1` is Nesterov's momentum as everybody knows it.
+
+    Args:
+        beta: Decay of the momentum.
+        period: Steps from one look at the momentum to the next, the paper's N.
+        c: Share of the momentum that each step in between takes, up to 1 / period; 0: all of it every `period` steps.
+    """
+
+    beta: float = 0.9
+    period: int = 1
+    c: float = 0.0
+
+    def __post_init__(self) -> None:
+        _below_one("beta", self.beta)
+        whole = isinstance(self.period, int) and not isinstance(self.period, bool) and self.period >= 1
+        require(whole, f"period is {self.period!r}; allowed: a whole number of at least 1")
+        require_number("c", self.c, lambda c: 0 <= c <= 1 / self.period, f"from 0 to 1 / period, {1 / self.period:g}")
+
+    def build(self, like: Vector) -> Stepper:
+        return _Nesterov(self, like)
 
 
 @dataclass(frozen=True)
@@ -105,7 +134,7 @@ class Yogi:
         return _Adaptive(self.beta1, self.beta2, self.epsilon, like, yogi=True, amsgrad=False)
 
 
-OPTIMIZERS: dict[str, type[Any]] = {kind.__name__: kind for kind in (SGD, Momentum, Adam, Yogi)}
+OPTIMIZERS: dict[str, type[Any]] = {kind.__name__: kind for kind in (SGD, Momentum, Nesterov, Adam, Yogi)}
 _REGISTRY: Registry[Optimizer] = Registry("optimizer", OPTIMIZERS, "Momentum(beta=0.8)")
 parse, from_record = _REGISTRY.parse, _REGISTRY.from_record  # Adam, momentum(beta=0.8); what a run recorded
 
@@ -135,6 +164,29 @@ class _Momentum:
 
     def load_state_dict(self, state: State) -> None:
         self._velocity.copy_(state["velocity"])
+
+
+class _Nesterov(Stateful):
+    saved = ("_momentum", "_collected", "_steps")
+
+    def __init__(self, settings: Nesterov, like: Vector) -> None:
+        self._period, self._beta, self._c = settings.period, settings.beta, settings.c
+        self._momentum = torch.zeros_like(like)
+        self._collected = torch.zeros_like(like)  # the sum of directions since the momentum was last looked at
+        self._steps = 0  # since then
+
+    def step(self, model: Vector, direction: Vector, lr: float) -> None:
+        self._collected.add_(direction)
+        self._steps += 1
+        share = self._c
+        if self._steps == self._period:
+            self._momentum.mul_(self._beta).add_(self._collected, alpha=1.0 / self._period)
+            self._collected.zero_()
+            self._steps = 0
+            share = 1.0 - self._c * (self._period - 1)
+        if share:
+            model.sub_(self._momentum, alpha=lr * share * self._beta)
+        model.sub_(direction, alpha=lr / self._period)
 
 
 class _Adaptive:

@@ -17,7 +17,18 @@ from acefl.core.errors import InvalidInput, require
 
 T = TypeVar("T")
 
-REPLACED_BY_TRACE = ("delay", "law", "shape", "spread", "slow", "fixed")  # settings of a scenario
+_SPEEDS = ("delay", "spread", "slow", "fixed")  # settings of a scenario, which measured durations replace
+
+
+def replaced_settings(scenario: Mapping[str, Any]) -> tuple[str, ...]:
+    """Settings of a scenario that have no effect, since a trace, durations or devices say how long tasks take."""
+    if scenario.get("trace"):
+        return ("delay", "law", "shape", *_SPEEDS[1:])
+    if scenario.get("devices"):
+        return ("spread",)
+    own = scenario.get("durations") or ()
+    law = any(isinstance(entry, Real) for entry in (own.values() if isinstance(own, Mapping) else own))
+    return (*_SPEEDS, *(() if law else ("law", "shape"))) if own else ()
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
@@ -33,7 +44,12 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
         except (ValueError, TypeError, RecursionError):
             raise InvalidInput(f"{text!r} has a setting that is not a plain value such as 5 or 'sqrt'") from None
         node = node.func
-    return (node.id, settings) if isinstance(node, ast.Name) else None
+    return (ast.unparse(node), settings) if _is_name(node) else None
+
+
+def _is_name(node: ast.expr) -> bool:
+    """Whether it is a name, or several with dots between them."""
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_name(node.value))
 
 
 def build(kind: type[T], settings: Mapping[str, Any], called: str | None = None, **fixed: Any) -> T:

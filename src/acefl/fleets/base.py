@@ -29,6 +29,14 @@ class Refusal:
     trip: Trip
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A client as people know it."""
+
+    name: str
+    connected: bool
+
+
 class Fleet(ABC):
     """Clients at work. A fleet calls nobody: what happens to it comes out of `next`."""
 
@@ -65,6 +73,10 @@ class Fleet(ABC):
     @abstractmethod
     def versions_out(self) -> set[int]:
         """Versions of the model that updates may still come from."""
+
+    def members(self) -> list[Member] | None:
+        """Every client's name outside, and whether it is there; None: clients are numbers, and all there."""
+        return None
 
     def mean_times(self) -> list[float] | None:
         """Every client's mean task time; None: nobody knows it before it is measured."""

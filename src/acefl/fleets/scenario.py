@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import csv
+import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import NormalDist, fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from acefl.core import rng as keyed
 from acefl.core.errors import InvalidInput, one_of, require
-from acefl.core.settings import REPLACED_BY_TRACE
+from acefl.core.settings import replaced_settings
+from acefl.fleets.devices import DEVICES, task_times
+from acefl.fleets.measured import Entry, measured, ordered, positive, read_trace
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CLOCKS = ("event", "tick", "sampled")
-SPEEDS = ("last", "random")
+SPEEDS = ("last", "random", "first")
 _SPEED_STREAM, _DELAY_STREAM, _DROPOUT_STREAM = 1, 2, 3
 _QUANTILES = 50  # of a delay law: enough to see what rounding to whole steps does to its mean
 
@@ -63,8 +68,8 @@ LAWS: dict[str, tuple[Callable[[float, float], float], float]] = {
 class Scenario:
     """How fast clients are, how time passes, and who is there.
 
-    Client i's mean task time is `delay * spread ** (i / (n - 1))` (`slow="last"`; `slow="random"` permutes it), plus
-    `fixed`, the same for everybody. Single tasks vary around it by `law`.
+    Client i's mean task time is `delay * spread ** (i / (n - 1))` (`slow="last"`; `slow="random"` permutes it,
+    `slow="first"` turns it round), plus `fixed`, the same for everybody. Single tasks vary around it by `law`.
 
     clock: `event`: the server acts at each arrival. `tick`: once per unit of time, on whatever arrived in it.
     `sampled`: each arrival is a client drawn at random (fast ones more often), whose staleness in model versions is
@@ -76,9 +81,16 @@ class Scenario:
         law: `constant`, `exponential`, `lognormal`, `uniform`, `pareto` or `two-speed`.
         shape: Of the law: sigma (`lognormal`), tail index (`pareto`), slow over fast (`two-speed`).
         spread: How many times slower the slowest client is than the fastest.
-        slow: `last` or `random`.
+        slow: `last`, `random` or `first`: tasks order clients by their data, so speed goes with data, is independent of
+            it, or goes with it the other way round.
         fixed: Time added to every task.
-        trace: CSV with columns client,duration, in place of the settings from `delay` to `fixed`.
+        trace: CSV with columns client,duration, in place of the settings from `delay` to `fixed`. Clients are named, or
+            numbered where the task has no names for them.
+        durations: What clients take, by name: `{"Mercy": 3.0, "St. Ann": [40.0, 38.5]}`, a Series, or a DataFrame with
+            columns client and duration, in place of `delay`, `spread`, `slow` and `fixed`. A number is a mean, around
+            which tasks vary by `law`; a list is what its tasks take in turn, again and again.
+        devices: A capability profile, in place of `spread`: `edge-flowertune` or `phones`; times are multiples of
+            `delay`.
         concurrency: Clients at work at once; None: all.
         dropout: Share of clients that leave.
         dropout_at: Share of the budget at which they leave.
@@ -94,6 +106,8 @@ class Scenario:
     fixed: float = 0.0
     trace: str | Sequence[Sequence[float]] | None = None  # a CSV file with columns client,duration, or every client's
     # durations themselves: replaces delay to fixed
+    durations: Mapping[str, float | Sequence[float]] | Sequence[float | Sequence[float]] | pd.DataFrame | None = None
+    devices: str | None = None  # replaces spread
     concurrency: int | None = None  # clients at work at once; None: all
     dropout: float = 0.0  # fraction of clients that leave ...
     dropout_at: float = 0.5  # ... at this fraction of the budget ...
@@ -103,11 +117,11 @@ class Scenario:
         one_of("clock", self.clock, CLOCKS)
         one_of("law", self.law, tuple(LAWS))
         one_of("slow", self.slow, SPEEDS)
-        _positive("delay", self.delay)
+        positive("delay", self.delay)
         require(math.isfinite(self.spread) and self.spread >= 1, f"spread is {self.spread}; allowed: at least 1")
         require(math.isfinite(self.fixed) and self.fixed >= 0, f"fixed is {self.fixed}; allowed: at least 0")
         if self.shape is not None:
-            _positive("shape", self.shape)
+            positive("shape", self.shape)
         if self.law == "pareto":
             require(self._shape > 1, f"shape is {self.shape}; allowed for pareto: above 1, or the mean is infinite")
         require(0 <= self.dropout < 1, f"dropout is {self.dropout}; allowed: from 0 to below 1")
@@ -119,6 +133,12 @@ class Scenario:
             )
         if self.concurrency is not None:
             require(self.concurrency >= 1, f"concurrency is {self.concurrency}; allowed: at least 1")
+        given = [name for name in ("trace", "durations", "devices") if getattr(self, name) is not None]
+        require(len(given) <= 1, f"{' and '.join(given)} are given; allowed: one of them")
+        if self.devices is not None:
+            one_of("devices", self.devices, DEVICES)
+        if self.durations is not None:
+            object.__setattr__(self, "durations", measured(self.durations))
         if self.trace is not None and not isinstance(self.trace, str | Path):
             object.__setattr__(self, "trace", tuple(_durations(client, own) for client, own in enumerate(self.trace)))
 
@@ -132,8 +152,22 @@ class Scenario:
     def _shape(self) -> float:
         return LAWS[self.law][1] if self.shape is None else self.shape
 
-    def check(self, clients: int) -> None:
-        """Refuse settings that do not fit the number of clients."""
+    def matched(self, clients: int, names: Sequence[str] | None) -> Scenario:
+        """The scenario with what was given by name or in a file in the order of the clients."""
+        if self.trace is not None:
+            return dataclasses.replace(self, trace=read_trace(self.trace, clients, names))
+        if self.durations is not None:
+            return dataclasses.replace(self, durations=ordered(self._measured, clients, names))
+        return self
+
+    @property
+    def _measured(self) -> Mapping[str, Entry] | Sequence[Entry]:
+        return self.durations  # type: ignore[return-value]  # as `measured` has made it
+
+    def check(self, clients: int, names: Sequence[str] | None = None) -> None:
+        """Refuse settings that do not fit the number of clients, or the names they have."""
+        if names is not None:
+            self.matched(clients, names)
         if self.concurrency is not None:
             require(
                 self.concurrency <= clients,
@@ -164,7 +198,8 @@ class Scenario:
             speeds = [1.0 / mean for mean in durations.mean]
             ages = [durations.mean_rounded(client, math.floor) for client in range(clients)]
             return sum(map(math.prod, zip(speeds, ages, strict=True))) / sum(speeds)
-        if self.law == "constant" and self.spread == 1 and self.trace is None:
+        alike = self.spread == 1 and self.trace is None and self.durations is None and self.devices is None
+        if self.law == "constant" and alike:
             return 0.0  # all arrive in the same tick
         times = [durations.mean_rounded(client, math.ceil) for client in range(clients)]
         pause = _pause_between_tasks(times, busy)
@@ -176,11 +211,13 @@ class Scenario:
     def warnings(self, by_time: bool = False) -> list[str]:
         """Settings that cannot matter: worth a word before somebody sweeps over them."""
         found = []
-        if self.trace is not None:
-            ignored = self._changed(*REPLACED_BY_TRACE)
-            if ignored:
-                found.append(f"{ignored}: no effect beside a trace, which gives every task's duration")
-        else:
+        ignored = self._changed(*replaced_settings(self.record()))
+        if ignored and self.trace is not None:
+            found.append(f"{ignored}: no effect beside a trace, which gives every task's duration")
+        elif ignored:
+            beside = "durations, which say" if self.durations is not None else "devices, which say"
+            found.append(f"{ignored}: no effect beside {beside} how long clients take")
+        if self.trace is None and self.durations is None:
             if self.clock == "event" and self.fixed == 0 and self.delay != 1 and not by_time:
                 found.append(
                     f"delay={self.delay:g} only sets the unit of time: under the event clock every delay gives the "
@@ -188,7 +225,7 @@ class Scenario:
                 )
             if self.shape is not None and not LAWS[self.law][1]:
                 found.append(f"shape={self.shape:g}: no effect on the {self.law} law, which has none")
-            if self.slow != "last" and self.spread == 1:
+            if self.slow != "last" and self.spread == 1 and self.devices is None:
                 found.append(f"slow={self.slow}: no effect with spread=1, which makes all clients equally fast")
         if self.clock == "sampled" and self.concurrency is not None:
             found.append("concurrency has no effect under the sampled clock: staleness is drawn, not simulated")
@@ -225,49 +262,61 @@ def _durations(client: int, own: Sequence[float]) -> tuple[float, ...]:
         raise InvalidInput(f"trace: the durations of client {client} are {own!r}; allowed: numbers above 0") from None
     require(bool(durations), f"trace has no duration for client {client}; every client needs at least one")
     for duration in durations:
-        _positive(f"trace: a duration of client {client}", duration)
+        positive(f"trace: a duration of client {client}", duration)
     return durations
-
-
-def _positive(name: str, value: float) -> None:
-    require(math.isfinite(value) and value > 0, f"{name} is {value}; allowed: a finite number above 0")
 
 
 class Durations:
     """How long each client takes for each of its tasks: a pure function of (seed, client, visit)."""
 
-    def __init__(self, scenario: Scenario, clients: int, seed: int) -> None:
+    def __init__(self, scenario: Scenario, clients: int, seed: int, names: Sequence[str] | None = None) -> None:
+        matched = scenario.matched(clients, names)
         self._seed = seed
         self._keys = [keyed.key(seed, _DELAY_STREAM, client) for client in range(clients)]
         self._fixed = scenario.fixed
         self._law = LAWS[scenario.law][0]
         self._shape = scenario._shape
-        self.trace = read_trace(scenario.trace, clients) if scenario.trace is not None else None
-        self._scale = self._speeds(scenario, clients)
-        if self.trace:
-            self.mean = [fmean(durations) for durations in self.trace]
+        self.trace: list[list[float]] | None = None
+        self._in_turn: list[Sequence[float] | None] = [None] * clients  # of those who were measured task by task
+        if matched.trace is not None:
+            self.trace = read_trace(matched.trace, clients)
+            self._in_turn = list(self.trace)
+            self._scale = [0.0] * clients
+        elif matched.durations is not None:
+            self._fixed = 0.0
+            own = ordered(matched._measured, clients, None)
+            self._in_turn = [entry if isinstance(entry, tuple) else None for entry in own]
+            self._scale = [0.0 if isinstance(entry, tuple) else entry for entry in own]
         else:
-            self.mean = [scale + self._fixed for scale in self._scale]
+            self._scale = self._speeds(scenario, clients)
+        means = zip(self._in_turn, self._scale, strict=True)
+        self.mean = [fmean(own) if own else scale + self._fixed for own, scale in means]
 
     def _speeds(self, scenario: Scenario, clients: int) -> list[float]:
         last = max(clients - 1, 1)
-        scale = [scenario.delay * scenario.spread ** (i / last) for i in range(clients)]
+        if scenario.devices is not None:
+            scale = [scenario.delay * time for time in task_times(scenario.devices, clients)]
+        else:
+            scale = [scenario.delay * scenario.spread ** (i / last) for i in range(clients)]
+        if scenario.slow == "first":
+            scale.reverse()
         if scenario.slow == "random":
             order = sorted(range(clients), key=lambda i: keyed.key(self._seed, _SPEED_STREAM, i))
             scale = [scale[i] for i in order]
         return scale
 
     def of(self, client: int, visit: int) -> float:
-        if self.trace:
-            durations = self.trace[client]
-            return durations[visit % len(durations)]
+        own = self._in_turn[client]
+        if own is not None:
+            return own[visit % len(own)]
         u = keyed.uniform(keyed.extend(self._keys[client], visit))
         return self._fixed + self._scale[client] * self._law(u, self._shape)
 
     def mean_rounded(self, client: int, rounding: Callable[[float], int]) -> float:
         """The mean of a client's rounded task times: its exact mean, plus what rounding changes at even quantiles."""
-        if self.trace:
-            return fmean(rounding(duration) for duration in self.trace[client])
+        own = self._in_turn[client]
+        if own is not None:
+            return fmean(rounding(duration) for duration in own)
         scale = self._scale[client]
         times = [self._fixed + scale * self._law((k + 0.5) / _QUANTILES, self._shape) for k in range(_QUANTILES)]
         return self.mean[client] + fmean(rounding(time) - time for time in times)
@@ -289,33 +338,3 @@ def dropouts(scenario: Scenario, clients: int, seed: int) -> list[int]:
     """The clients that leave: a keyed random choice of the scenario's fraction, at least one of them staying."""
     order = sorted(range(clients), key=lambda i: keyed.key(seed, _DROPOUT_STREAM, i))
     return sorted(order[: min(round(scenario.dropout * clients), clients - 1)])
-
-
-def read_trace(trace: str | Path | Sequence[Sequence[float]], clients: int) -> list[list[float]]:
-    """Every client's task durations, in order: as given, or from a CSV file with columns client,duration."""
-    if not isinstance(trace, str | Path):
-        require(len(trace) == clients, f"trace is of {len(trace)} clients; allowed: the task's {clients}")
-        return [list(durations) for durations in trace]
-    path = trace
-    durations: list[list[float]] = [[] for _ in range(clients)]
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            if not {"client", "duration"} <= set(reader.fieldnames or ()):
-                raise InvalidInput(f"trace {path} has columns {reader.fieldnames}; allowed: client,duration")
-            for line, row in enumerate(reader, start=2):
-                try:
-                    client, duration = int(row["client"]), float(row["duration"])
-                except (TypeError, ValueError):
-                    raise InvalidInput(f"trace {path}, line {line}: not a client number and a duration") from None
-                if not (0 <= client < clients and math.isfinite(duration) and duration > 0):
-                    raise InvalidInput(
-                        f"trace {path}, line {line}: client {client}, duration {duration}; "
-                        f"allowed: clients 0 to {clients - 1}, durations above 0"
-                    )
-                durations[client].append(duration)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidInput(f"cannot read trace {path}: {error}") from None
-    for client, own in enumerate(durations):
-        require(bool(own), f"trace {path} has no duration for client {client}; every client needs at least one")
-    return durations

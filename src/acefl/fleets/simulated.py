@@ -16,7 +16,7 @@ from acefl.fleets.base import Fleet
 from acefl.fleets.lazy import LazyWork
 from acefl.fleets.scenario import Durations, Scenario, dropouts
 from acefl.rules.ace import ClientMemory
-from acefl.tasks.base import Task
+from acefl.tasks.base import Task, client_names
 
 _WORK_STREAM, _IDLE_STREAM, _SAMPLE_STREAM = 11, 12, 13
 
@@ -37,7 +37,7 @@ class SimulatedFleet(Fleet):
     """A heap of tasks by finishing time. Ties break by sequence number, not by client."""
 
     def __init__(self, task: Task, scenario: Scenario, seed: int, memory: ClientMemory | None) -> None:
-        self.durations = Durations(scenario, task.clients, seed)
+        self.durations = Durations(scenario, task.clients, seed, client_names(task))
         self._dropout_at, self._rejoin_at = scenario.dropout_at, scenario.rejoin_at
         self._leavers = dropouts(scenario, task.clients, seed)
         self._left = self._back_again = not self._leavers

@@ -14,18 +14,22 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from acefl import report
-from acefl.core.errors import require
+from acefl.core.errors import Interrupted, require
 from acefl.core.gate import NormLimit
 from acefl.core.optimizers import Optimizer
 from acefl.core.rule import Method, Upload
 from acefl.core.schedules import Schedule
+from acefl.core.settings import label
 from acefl.core.stop import Stop
 from acefl.core.types import Step, Vector
 from acefl.fleets.flower.fleet import FlowerFleet, Wires
 from acefl.fleets.flower.records import ModelLayout
+from acefl.flower.learning_rate import default_lr
+from acefl.flower.stopping import noted_signals
+from acefl.flower.versions import warn_if_untested
 from acefl.runs.checkpoint import Every
 from acefl.runs.observers import Observer
-from acefl.runs.saving import run_to_end
+from acefl.runs.saving import recorded_lr, run_to_end
 from acefl.runs.training import Training
 from acefl.tasks.base import Evaluation
 
@@ -40,7 +44,7 @@ def run_async(
     rule: Method,
     initial_arrays: ArrayRecord,
     *,
-    lr: float,
+    lr: float | None = None,
     stop: Stop,
     nodes: int = 1,
     wires: Wires | None = None,
@@ -60,8 +64,10 @@ def run_async(
     """Train by `rule` on the nodes of a grid, each at its own pace, and return Flower's own Result.
 
     Starts when `nodes` nodes are connected; others join as they come. Each answer is taken in at once, the model steps,
-    and its node gets the new model. `evaluate_fn(version, arrays)` judges the model on the server `evaluations` times,
-    and the nodes judge it on their own data `surveys` times, at even shares of the budget; training waits for neither.
+    and its node gets the new model. Without `lr` the model moves by one mean update while everybody answers once, as
+    FedAvg's does; that is for ClientApps that train and reply with arrays, and answers with gradients are refused.
+    `evaluate_fn(version, arrays)` judges the model on the server `evaluations` times, and the nodes judge it on their
+    own data `surveys` times, at even shares of the budget; training waits for neither.
     `out` is where the run is recorded and its report written. With `checkpoint` the run's state is saved there now and
     then, and a ServerApp that is started again goes on from it. `norm_limit` refuses or clips updates that are out of
     line with those of other clients; `optimizer` makes the step of the rule's direction, `schedule` changes the
@@ -72,7 +78,7 @@ def run_async(
         grid: Flower's grid, from the ServerApp's main.
         rule: Settings of a method.
         initial_arrays: The first model.
-        lr: Learning rate of a server step.
+        lr: Learning rate of a server step; None: one that fits the method and the number of nodes.
         stop: The budget.
         nodes: How many must be connected at the start.
         wires: Encodings and time limits; None: `Wires()`.
@@ -91,10 +97,16 @@ def run_async(
     """
     require(nodes >= 1, f"nodes is {nodes}; allowed: at least 1")
     require(surveys >= 0, f"surveys is {surveys}; allowed: at least 0")
+    _show_log()
+    warn_if_untested()
     layout = ModelLayout.of(initial_arrays)
-    fleet = FlowerFleet(grid, layout, wires, differences=rule.uploads is Upload.CHANGE, config=train_config)
+    fleet = FlowerFleet(
+        grid, layout, wires, differences=rule.uploads is Upload.CHANGE, config=train_config, trained=lr is None
+    )
     results = Results(layout, evaluate_fn)
     fleet.wait_for(nodes)
+    if lr is None:
+        lr = _fitting_lr(rule, len(fleet.connected), optimizer, Path(out) if checkpoint and out is not None else None)
     training = Training(
         rule,
         fleet,
@@ -113,11 +125,55 @@ def run_async(
         schedule=schedule,
     )
     rounds = _Surveys(surveys, fleet, training, results, drain)
-    made = run_to_end(training, out=out, checkpoint=checkpoint, after_turn=rounds.after_turn, before_last=rounds.last)
+    with noted_signals() as signals:
+
+        def after_turn(step: Step, spent: float) -> None:
+            rounds.after_turn(step, spent)
+            if (signals.asked or fleet.stopped) and spent < 1.0:
+                raise Interrupted(_told_to_stop(step, Path(out) if checkpoint and out is not None else None))
+
+        made = run_to_end(training, out=out, checkpoint=checkpoint, after_turn=after_turn, before_last=rounds.last)
     if out is not None:
         log.info("the report: %s", report.build(Path(out)))
     results.result.arrays = layout.arrays(made.model)
     return results.result
+
+
+def _show_log() -> None:
+    """Let `flwr log` have what acefl tells, unless the app has its own mind about logging."""
+    if not log.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("acefl: %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+
+
+def _fitting_lr(rule: Method, nodes: int, optimizer: Optimizer | None, out: Path | None) -> float:
+    """The learning rate that nobody chose. A run that is resumed keeps the one it had."""
+    recorded = recorded_lr(out) if out is not None else None
+    if recorded is not None:
+        log.info("lr is %.3g, as before the run was interrupted", recorded)
+        return recorded
+    lr = default_lr(rule, nodes, optimizer)
+    log.info(
+        "lr is %.3g: %s with %d nodes then moves by one mean update while everybody answers once",
+        lr,
+        label(rule),
+        nodes,
+    )
+    return lr
+
+
+def _told_to_stop(step: Step, out: Path | None) -> str:
+    """What to say about a run that was ended from outside."""
+    kept = (
+        f"`flwr run` again goes on from the checkpoint in {out}"
+        if out
+        else "nothing was kept: see checkpoint= of run_async"
+    )
+    said = f"stopped at {step.arrivals} arrivals; {kept}"
+    log.warning(said)
+    return said
 
 
 class _Surveys:

@@ -53,10 +53,29 @@ MEANING: Mapping[str, str] = {
     "tick 5": "a step per unit of time, tasks take 5 on average",
     "tick 30": "a step per unit of time, tasks take 30 on average",
 }
+NATURAL: Mapping[str, Mapping[str, Any]] = {
+    f"natural.{name}": {"name": f"natural.{name}", "clients": clients}
+    for name, clients in {"chem97": 100, "hsb82": 100, "insteval": 100, "movielens": 100, "stops": 80}.items()
+}
+COUPLINGS: Mapping[str, Scenario] = {
+    "tied": Scenario(devices="phones", slow="last"),
+    "independent": Scenario(devices="phones", slow="random"),
+    "reversed": Scenario(devices="phones", slow="first"),
+}
+COUPLED: Mapping[str, str] = {
+    "tied": "speeds of phones, 41-fold; clients with larger targets are slower",
+    "independent": "the same speeds, given to clients at random",
+    "reversed": "the same speeds; clients with larger targets are faster",
+}
+_SCENARIOS = {**SCENARIOS, **COUPLINGS}
 ARRIVALS, BUDGET, SEEDS = 6000, 12.0, (0, 1, 2, 3, 4)
 _QUICK: Mapping[str, Any] = {"arrivals": 80, "budget": 2.0, "seeds": (0, 1)}
+_QUICK_NATURAL: Mapping[str, Any] = {"arrivals": 300, "budget": 3.0, "seeds": (0, 1)}
+_QUICK_CLIENTS, _QUICK_NATURAL_CLIENTS = 6, 20
 _OWN = ("accuracy", "client_loss", "slow_accuracy", "gap", "grad_norm")
 _KEPT = (*_OWN, *filter(None, map(held_out, _OWN)))
+_WHOSE, _SCORES = ("client", "slow", "worst"), ("loss", "accuracy")
+_KEPT_NATURAL = tuple(f"heldout_{whose}_{score}" for whose in _WHOSE for score in _SCORES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,11 +94,12 @@ class Cell:
     def fill(self) -> None:
         """Tune, run on every seed, and write it down."""
         began = time.perf_counter()
-        scenario = scenario_of(self.rule, SCENARIOS[self.scenario])
+        scenario = scenario_of(self.rule, _SCENARIOS[self.scenario])
         found = tune(self.settings, self.rule, scenario=scenario, stop=self.stop, budget=self.budget, workers=1)
         specs = [RunSpec(self.settings, found.rule, found.lr, scenario, self.stop, seed, 4) for seed in self.seeds]
         runs = [spec.run() for spec in specs]
-        names = [name for name in _KEPT if name in runs[0].final]
+        kept = dict.fromkeys((*_KEPT, *_KEPT_NATURAL)) if self.task in NATURAL else _KEPT
+        names = [name for name in kept if name in runs[0].final]
         row = {
             "task": self.task,
             "scenario": self.scenario,
@@ -105,6 +125,7 @@ def leaderboard(
     *,
     out: str | os.PathLike[str],
     only: bool = False,
+    natural: bool = False,
     arrivals: int = ARRIVALS,
     budget: float = BUDGET,
     seeds: Sequence[int] = SEEDS,
@@ -114,12 +135,15 @@ def leaderboard(
 ) -> Path:
     """Fill every cell of the board that is not there yet, and write `leaderboard.json` and `report.html` in `out`.
 
-    own: methods that join the library's, or with `only` stand alone. arrivals: of every run; methods with rounds get
-    the virtual time in which the others have so many. budget: how many whole runs the tuning of a cell may cost. quick:
-    everything in a minute, to see what it looks like; its numbers mean nothing, and the board says so.
+    own: methods that join the library's, or with `only` stand alone. natural: on natural federations, with the speeds
+    of phones tied to data, independent of it and reversed, in place of the usual tasks and scenarios. arrivals: of
+    every run; methods with rounds get the virtual time in which the others have so many. budget: how many whole runs
+    the tuning of a cell may cost. quick: everything in a minute (natural: in some minutes), to see what it looks like;
+    its numbers mean nothing, and the board says so.
     """
     if quick:
-        arrivals, budget, seeds = _QUICK["arrivals"], _QUICK["budget"], _QUICK["seeds"]
+        short = _QUICK_NATURAL if natural else _QUICK
+        arrivals, budget, seeds = short["arrivals"], short["budget"], short["seeds"]
     require(arrivals >= 1, f"arrivals is {arrivals}; allowed: at least 1")
     check_budget(budget)
     require(len(seeds) >= 2, f"seeds are {list(seeds)}; allowed: at least two, to know how much they differ")
@@ -130,15 +154,17 @@ def leaderboard(
     for name in names:
         require(names.count(name) == 1, f"method {name} is on the board twice")
     folder, began = Path(out), time.perf_counter()
-    tasks = {name: {**settings, **({"clients": 6} if quick else {})} for name, settings in TASKS.items()}
+    few = {"clients": _QUICK_NATURAL_CLIENTS if natural else _QUICK_CLIENTS} if quick else {}
+    tasks = {name: {**settings, **few} for name, settings in (NATURAL if natural else TASKS).items()}
+    scenarios, meaning = (COUPLINGS, COUPLED) if natural else (SCENARIOS, MEANING)
     made_with = {
         "format": FORMAT,
         "arrivals": arrivals,
         "budget": budget,
         "seeds": list(seeds),
         "tasks": tasks,
-        "scenarios": {name: dataclasses.asdict(scenario) for name, scenario in SCENARIOS.items()},
-        "meaning": dict(MEANING),
+        "scenarios": {name: dataclasses.asdict(scenario) for name, scenario in scenarios.items()},
+        "meaning": dict(meaning),
     }
     claim(folder / "board.json", made_with, "leaderboard")
     (folder / "cells").mkdir(exist_ok=True)
@@ -154,7 +180,7 @@ def leaderboard(
             folder / "cells" / f"{run_name(f'{task}-{name}-{_title(rule)}', 0).removesuffix('-seed0')}.json",
         )
         for task, settings in tasks.items()
-        for name, scenario in SCENARIOS.items()
+        for name, scenario in scenarios.items()
         for rule in methods
     ]
     for task, settings in tasks.items():
@@ -215,7 +241,7 @@ def _is_there(job: Job) -> bool | None:
 
 def _longest_first(job: Job) -> tuple[bool, bool]:
     """So that no worker is left with a long one at the end."""
-    return SCENARIOS[job.key.scenario].clock == "tick", job.key.task != "digits"
+    return _SCENARIOS[job.key.scenario].clock == "tick", job.key.task != "digits"
 
 
 def _took(folder: Path) -> float:

@@ -6,16 +6,17 @@ import math
 from pathlib import Path
 
 from acefl.report import comparison, page, style
-from acefl.report.drawing import Figure, Panel, heatmap
+from acefl.report.drawing import VIRIDIS, Figure, Panel, heatmap
 from acefl.report.metrics import by_key
 from acefl.report.page import Cell, Table
-from acefl.report.standings import ALSO, NOT_FOR_CITING, Board, written
+from acefl.report.standings import NOT_FOR_CITING, Board, written
 
 
 def render(directory: Path) -> str:
     """The page of a leaderboard's directory."""
     board = Board.read(directory)
-    shown = [(task, board.shown(task, key)) for task in board.tasks for key in (board.shown(task), *ALSO.get(task, ()))]
+    keys = {task: (board.shown(task), *board.besides(task)) for task in board.tasks}
+    shown = [(task, board.shown(task, key)) for task, own in keys.items() for key in own]
     return page.render(
         "leaderboard",
         title=f"Leaderboard ({NOT_FOR_CITING})" if board.quick else "Leaderboard",
@@ -67,11 +68,11 @@ def _map(board: Board, task: str, key: str) -> Figure:
     means = [[columns[name].get(method, math.nan) for name in board.scenarios] for method in methods]
     heights = [[math.log10(value) if value > 0 else math.nan for value in row] if metric.log else row for row in means]
     text = [[metric.write_short(value) for value in row] for row in means]
-    colours = {"colorscale": "Viridis", "reversescale": not metric.higher_is_better}
+    colours = VIRIDIS if metric.higher_is_better else VIRIDIS[::-1]
     names = {"type": "category"}
     layout = style.layout("scenario", "", height=120 + 26 * len(methods), xaxis=names, yaxis=names)
     caption = "Brighter is better" + (", in orders of magnitude." if metric.log else ".")
-    panel = Panel("", [heatmap(board.scenarios, methods, heights, text, **colours)], layout)
+    panel = Panel("", [heatmap(board.scenarios, methods, heights, text, colors=colours, values=means)], layout)
     return Figure(f"map-{task}", _title(task, key), caption, [panel])
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from html import escape
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from acefl.report import style
+from acefl.report import named, style
 from acefl.report.drawing import (
     Figure,
     Panel,
@@ -20,6 +19,7 @@ from acefl.report.drawing import (
     marks,
     numbers,
     row_names,
+    rows,
     scatter,
     seeds_said,
     solid_first,
@@ -45,6 +45,7 @@ def participation(comparison: Comparison) -> Figure:
         alike.setdefault(tuple(_over_seeds(method, "participation").tolist()), []).append(method.label)
     top = max(max(counts) for counts in alike) * 1.06 or 1.0
     panels = []
+    names = named.along_speed(comparison)
     for counts, labels in alike.items():
         lone = labels[0] if len(labels) == 1 else ""
         heading = "All methods alike" if 1 < len(labels) == len(comparison.methods) else ", ".join(labels)
@@ -54,8 +55,7 @@ def participation(comparison: Comparison) -> Figure:
             _BY_SPEED,
             "accepted arrivals",
             height=290,
-            bargap=0.15,
-            xaxis={"range": [0, len(counts) + 1], "showgrid": False, "tickvals": places},
+            xaxis={"range": [0, len(counts) + 1], "showgrid": False, "tickvals": places} | names,
             yaxis={"range": [0, top]},
         )
         traces = [_bars(lone, looks[lone].colour if lone else style.NEUTRAL, shares), _equal_share(shares)]
@@ -74,12 +74,12 @@ def _bars(label: str, colour: str, counts: Array) -> Trace:
     ranks = np.cumsum([len(group) for group in groups]) - [(len(group) - 1) / 2 for group in groups]
     return {
         "type": "bar",
-        "name": escape(label) or "accepted arrivals",
+        "name": label or "accepted arrivals",
         "meta": label,
         "x": numbers(ranks),
         "y": numbers(group.mean() for group in groups),
-        "marker": {"color": colour, "line": {"width": 0}},
-        "hovertemplate": "client %{x} by speed: %{y:.1f} arrivals<extra></extra>",
+        "color": colour,
+        "hover": "client %{x} by speed: %{y:.1f} arrivals",
     }
 
 
@@ -92,9 +92,8 @@ def _equal_share(counts: Array) -> Trace:
         "lines+text",
         text=["", "equal share"],
         textposition="top left",
-        textfont={"color": style.SIGNAL},
         line={"color": style.SIGNAL, "width": 2, "dash": "dash"},
-        hovertemplate=f"equal share: {equal:.1f}<extra></extra>",
+        hover=f"equal share: {equal:.1f}",
     )
 
 
@@ -170,9 +169,9 @@ def _two_fifths(comparison: Comparison) -> Panel | None:
         slow, fast = (method.finals(name) for name in names)
         colour = looks[method.label].colour
         if len(method.runs) > 1:
-            ticks = {"symbol": "line-ns-open", "size": 12, "color": colour, "opacity": 0.55}
+            ticks = {"symbol": "bar", "size": 12, "color": colour, "opacity": 0.55}
             every = marks(method.label, slow + fast, [row] * (2 * len(slow)), "markers", marker=ticks)
-            traces.append(every | {"hoverinfo": "skip", "showlegend": False})
+            traces.append(every | {"hover": False, "legend": False})
         ends = [float(np.mean(slow)), float(np.mean(fast))]
         dots = {"symbol": ["circle", "circle-open"], "size": 14, "color": colour}
         traces.append(
@@ -182,22 +181,29 @@ def _two_fifths(comparison: Comparison) -> Panel | None:
                 [row, row],
                 "lines+markers+text",
                 line={"color": colour, "width": 3},
-                marker=dots | {"line": {"width": 2.5, "color": colour}},
-                text=[f"<b>{ends[0]:.2f}</b>", f"{ends[1]:.2f}"],
+                marker=dots | {"width": 2.5},
+                text=[f"{ends[0]:.2f}", f"{ends[1]:.2f}"],
                 textposition=["top center", "bottom center"],
-                cliponaxis=False,
-                hovertemplate=["slowest fifth: %{x:.3f}<extra></extra>", "fastest fifth: %{x:.3f}<extra></extra>"],
+                clipped=False,
+                hover=["slowest fifth: %{x:.3f}", "fastest fifth: %{x:.3f}"],
             )
         )
-    rows = row_names(method.label for method in reversed(comparison.methods))
+    names_up = row_names(method.label for method in reversed(comparison.methods))
     layout = style.layout(
         "held-out accuracy" if held else "accuracy on training data",
         "",
         height=_height(comparison),
         xaxis={"range": style.span(_shown(traces, "x"), 0.1)},
-        yaxis=rows | {"range": [-0.6, len(comparison.methods) - 0.4], "showgrid": False},
+        yaxis=names_up | {"range": [-0.6, len(comparison.methods) - 0.4], "showgrid": False},
     )
-    return Panel("slowest fifth ● against fastest fifth ○", traces, layout)
+    runs = [(method.label, run) for method in comparison.methods for run in method.runs]
+    told = rows(
+        ["method", "seed", *names],
+        [label for label, _ in runs],
+        [run.seed for _, run in runs],
+        *([run.final(name) for _, run in runs] for name in names),
+    )
+    return Panel("slowest fifth ● against fastest fifth ○", traces, layout, table=told)
 
 
 def _by_speed(comparison: Comparison) -> Panel | None:
@@ -224,7 +230,7 @@ def _by_speed(comparison: Comparison) -> Panel | None:
         height=_height(comparison),
         xaxis=style.log_ticks(min(slowness), max(slowness)),
         yaxis={"range": style.span(_shown(bands + lines, "y"), 0.1 if score.endswith("accuracy") else 0.0)},
-        hovermode="x unified",
+        together=True,
     )
     return Panel("fast clients on the left, slow on the right", bands + solid_first(lines), layout)
 
@@ -234,7 +240,9 @@ def _height(comparison: Comparison) -> int:
 
 
 def _shown(traces: list[Trace], axis: str) -> list[float]:
-    return [value for trace in traces for value in trace[axis] if value is not None]
+    """Every coordinate along an axis; a band has two along y."""
+    columns = [trace[name] for trace in traces for name in ((axis,) if axis in trace else ("low", "high"))]
+    return [value for column in columns for value in column if value is not None]
 
 
 def _groups(run: Run, score: str) -> tuple[Array, Array]:
@@ -270,11 +278,12 @@ def influence(comparison: Comparison) -> Figure | None:
         lines.append(line(method.label, look, ranks, shares.mean(axis=0)))
         ratios += shares[shares > 0].tolist()
     dots = {"color": style.NEUTRAL, "width": 1.5, "dash": "dot"}
-    equal = scatter("equal share", [1, len(watched[0].runs[0].clients)], [1, 1], line=dots, hoverinfo="skip")
+    equal = scatter("equal share", [1, len(watched[0].runs[0].clients)], [1, 1], line=dots, hover=False)
     layout = style.layout(
         _BY_SPEED,
         "influence, as a multiple of an equal share",
         height=400,
+        xaxis=named.along_speed(comparison),
         yaxis=style.log_ticks(min(ratios, default=0.1), max(ratios, default=10.0)),
     )
     caption = (
@@ -346,9 +355,8 @@ def _staleness_of_all(comparison: Comparison, pooled: dict[str, Counter[int]]) -
         heights, look = row + shares[label] / tallest * _ROW, looks[label]
         median, most = quantile(pooled[label], 0.5), max(pooled[label])
         outline = np.log10(1 + np.repeat(edges, 2)), [row, *np.repeat(heights, 2), row]
-        edge = {"color": look.colour, "width": 1.6}
-        traces.append(area(label, *outline, look.faint(0.35), meta=label, line=edge, hoverinfo="skip"))
-        triangle = {"symbol": "triangle-up", "size": [12, 0], "color": look.colour, "opacity": 1, "line": {"width": 0}}
+        traces.append(area(label, *outline, look.colour, 0.35, outline=1.6, meta=label))
+        triangle = {"symbol": "triangle", "size": [12, 0], "color": look.colour}
         traces.append(
             marks(
                 label,
@@ -356,21 +364,23 @@ def _staleness_of_all(comparison: Comparison, pooled: dict[str, Counter[int]]) -
                 [row, row + 0.4],
                 "markers+text",
                 marker=triangle,
-                text=["", f"median {median:,}<br>largest {most:,}"],
+                text=["", f"median {median:,}\nlargest {most:,}"],
                 textposition="middle left",
-                cliponaxis=False,
-                hovertemplate=f"median {median:,}<br>largest {most:,}<extra></extra>",
-                showlegend=False,
+                clipped=False,
+                hover=f"median {median:,}\nlargest {most:,}",
+                legend=False,
             )
         )
     layout = style.layout(
         "staleness (server steps since the model was handed out)",
         "",
         height=70 + 74 * len(pooled),
-        xaxis=_ticks(int(edges[-1])) | {"range": [0, right], "zeroline": False},
+        xaxis=_ticks(int(edges[-1])) | {"range": [0, right]},
         yaxis=row_names(reversed(pooled)) | {"range": [-0.3, len(pooled)]},
     )
-    return Panel("", traces, layout)
+    told = [(label, age, pooled[label][age]) for label in pooled for age in sorted(pooled[label])]
+    headings = ["method", "staleness", "arrivals accepted"]
+    return Panel("", traces, layout, table=rows(headings, *zip(*told, strict=True)))
 
 
 def _staleness_of_each(comparison: Comparison) -> Panel | None:
@@ -380,16 +390,19 @@ def _staleness_of_each(comparison: Comparison) -> Panel | None:
         return None
     looks = style.looks(comparison.methods)
     bands, lines, most = [], [], 1.0
+    told: list[tuple[str, float, float, float]] = []
     for method in watched:
         ranks, middle = _along_speed(method, "staleness_median")
         _, high = _along_speed(method, "staleness_p90")
         medians, highs = (np.log10(1 + values.mean(axis=0)) for values in (middle, high))
         bands.append(band(method.label, looks[method.label], ranks, medians, highs))
-        lines.append(line(method.label, looks[method.label], ranks, medians, hoverinfo="skip"))
+        lines.append(line(method.label, looks[method.label], ranks, medians, hover=False))
+        told += zip([method.label] * len(ranks), ranks, middle.mean(axis=0), high.mean(axis=0), strict=True)
         most = max(most, float(np.nanmax(high)))
-    rows = _ticks(round(most)) | {"range": [0, 1.05 * float(np.log10(1 + most))]}
-    layout = style.layout(_BY_SPEED, "staleness", height=340, yaxis=rows)
-    return Panel("of each client's updates", [*bands, *solid_first(lines)], layout)
+    ages = _ticks(round(most)) | {"range": [0, 1.05 * float(np.log10(1 + most))]}
+    layout = style.layout(_BY_SPEED, "staleness", height=340, xaxis=named.along_speed(comparison), yaxis=ages)
+    table = rows(["method", "rank by speed", "median", "90th percentile"], *zip(*told, strict=True))
+    return Panel("of each client's updates", [*bands, *solid_first(lines)], layout, table=table)
 
 
 def staleness_counts(method: Method) -> Counter[int]:

@@ -8,13 +8,14 @@ import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 
-from acefl.core.settings import REPLACED_BY_TRACE
-from acefl.report import figures, headline, metrics, page, recorded, style, tables
+from acefl.core.settings import replaced_settings
+from acefl.report import equal_cost, figures, headline, metrics, named, page, recorded, style, tables
 from acefl.report.metrics import by_key
-from acefl.report.page import Cell, Table
+from acefl.report.page import PAGE, Cell, Table
 from acefl.report.recorded import Comparison, Method
 
 _MOST_NAMED = 8  # clients whose refusals are listed one by one
@@ -28,27 +29,46 @@ _CLOCKS = {
 }
 
 
-def render(directory: Path) -> str:
-    """The page of a recorded directory. Legend, rows and panels have the methods in the order of the table."""
+def render(directory: Path, linked: bool = False) -> str:
+    """The page of a recorded directory. Legend, rows and panels have the methods in the order of the table.
+
+    linked: whether it has links to the pages of its runs, which only lead somewhere from the directory itself.
+    """
     read = recorded.load(directory)
     table = tables.table_of(read)
     labels = list(table["method"])
     shown = dataclasses.replace(read, methods=sorted(read.methods, key=lambda method: labels.index(method.label)))
     looks = style.looks(shown.methods)
+    equal = equal_cost.table(shown, looks)
     return page.render(
         "comparison",
         title=shown.title,
         subtitle=_subtitle(shown),
         sentences=headline.sentences(shown),
-        tables=[page.table_of(tables.readable(table), tables.bold(table), looks)],
+        tables=[page.table_of(tables.readable(table), tables.bold(table), looks), *([equal] if equal else [])],
+        equal=equal is not None,
         figures=figures.of(shown),
         looks={label: looks[label] for label in labels},
         seeds=len(shown.seeds),
         why_bold=tables.why_bold(table),
-        metrics=metrics.columns(shown),
+        metrics=_explained(shown),
         made=made(shown),
-        methods=methods_table(shown),
+        methods=methods_table(shown, linked),
     )
+
+
+def _explained(comparison: Comparison) -> list[metrics.Metric]:
+    target = comparison.target
+    timed = [metrics.time_to_target(target.words(comparison.better))] if target is not None else []
+    return [*timed, *metrics.columns(comparison)]
+
+
+def _ended_early(comparison: Comparison) -> str:
+    """Why runs ended before their budgets did; who reached a target is in the table."""
+    early = [run for run in comparison.runs if "ended" in run.config]
+    reached = [run for run in early if (run.summary.get("target") or {}).get("reached")]
+    told = [f"{len(reached)} of {len(comparison.runs)} runs at their target"] if reached else []
+    return "; ".join(told + [str(run.config["ended"]) for run in early if run not in reached])
 
 
 def _subtitle(comparison: Comparison) -> str:
@@ -73,12 +93,14 @@ def made(comparison: Comparison) -> dict[str, str | list[str]]:
     clock = str(comparison.scenario.get("clock", ""))
     return {
         "Command": comparison.command,
-        "Task": settings(comparison.task),
+        "Task": settings({name: value for name, value in comparison.task.items() if name != "client_work"}),
+        "Work per upload": str(comparison.task.get("client_work") or ""),
         "Scenario": settings(_that_matter(comparison.scenario)),
         "Trace": _trace(comparison),
+        "Durations": _durations(comparison),
         "Clock": _CLOCKS.get(clock, clock),
         "Stopped at": settings(comparison.stop),
-        "Ended early": "; ".join(str(run.config["ended"]) for run in comparison.runs if "ended" in run.config),
+        "Ended early": _ended_early(comparison),
         "Travelled": _travelled(comparison),
         "Seeds": "" if comparison.in_real_time else ", ".join(map(str, comparison.seeds)),
         "Learning rates": _tuning(comparison),
@@ -112,9 +134,23 @@ def _spread(comparison: Comparison) -> str:
 
 
 def _that_matter(scenario: dict[str, Any]) -> dict[str, Any]:
-    """Beside a trace, which gives every task's duration, what would else make them is no setting of the run."""
-    replaced = REPLACED_BY_TRACE if scenario.get("trace") else ()
+    """Beside a trace or durations, what would else make them is no setting of the run; these are told apart."""
+    replaced = (*replaced_settings(scenario), "durations")
     return {name: value for name, value in scenario.items() if name not in replaced}
+
+
+def _durations(comparison: Comparison) -> str:
+    """What clients take, as it was given: of each where they are few."""
+    given = comparison.scenario.get("durations") or {}
+    own = given.items() if isinstance(given, dict) else enumerate(given)
+    told = [
+        f"{client}: {value:g}"
+        if isinstance(value, int | float)
+        else f"{client}: {len(value):,} measured, mean {sum(value) / len(value):.3g}"
+        for client, value in own
+    ]
+    more = f", and {len(told) - _MOST_NAMED:,} more clients; they are in config.json" if len(told) > _MOST_NAMED else ""
+    return ", ".join(told[:_MOST_NAMED]) + more
 
 
 def _trace(comparison: Comparison) -> str:
@@ -156,7 +192,8 @@ def _tuning(comparison: Comparison) -> str:
     if efforts == [0]:
         return "given, not tuned"
     tried = f"{efforts[0]}" if len(efforts) == 1 else f"{efforts[0]} to {efforts[-1]}"
-    return f"tuned by the same search for every method: {tried} values tried, by {by_key(comparison.objective).heading}"
+    by = by_key(comparison.objective, comparison.better).heading
+    return f"tuned by the same search for every method: {tried} values tried, by {by}"
 
 
 def _duration(seconds: float) -> str:
@@ -165,10 +202,23 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
 
 
-def methods_table(comparison: Comparison) -> Table:
-    """Every method's settings, and what the server refused."""
+def methods_table(comparison: Comparison, linked: bool = False) -> Table:
+    """Every method's settings, what the server refused and, if linked, its runs' pages."""
     rows = [[Cell(_full_name(m)), Cell(settings(m.rule)), Cell(_refused(m))] for m in comparison.methods]
-    return Table(["method", "settings", "arrivals refused"], rows, kind="settings")
+    if not linked or not pages(comparison):
+        return Table(["method", "settings", "arrivals refused"], rows, kind="settings")
+    own = pages(comparison)
+    for row, method in zip(rows, comparison.methods, strict=True):
+        links = tuple((f"seed {run.seed}", own[run.directory]) for run in method.runs if run.directory in own)
+        row.insert(1, Cell("–", links=links))
+    return Table(["method", "pages of its runs", "settings", "arrivals refused"], rows, kind="settings")
+
+
+def pages(comparison: Comparison) -> dict[Path, str]:
+    """The runs that lie within the comparison's directory, and the address of each one's page from there."""
+    whole = comparison.directory.resolve()
+    inside = [run.directory for run in comparison.runs if run.directory.resolve().is_relative_to(whole / "runs")]
+    return {own: quote((own.resolve().relative_to(whole) / PAGE).as_posix()) for own in inside}
 
 
 def _full_name(method: Method) -> str:
@@ -178,18 +228,20 @@ def _full_name(method: Method) -> str:
 def _refused(method: Method) -> str:
     total: Counter[str] = Counter()
     by_client: dict[str, Counter[str]] = {}
+    names: dict[int, str] = {}
     for run in method.runs:
+        names |= named.called(run)
         total.update(run.summary.get("refused") or {})
         for client, reasons in (run.summary.get("refused_by_client") or {}).items():
             by_client.setdefault(client, Counter()).update(reasons)
     most = sorted(by_client.items(), key=lambda entry: (-entry[1].total(), int(entry[0])))
-    named = [
-        f"{'unknown clients' if client == '-1' else f'client {client}'}: {_counts(reasons)}"
+    told = [
+        f"{'unknown clients' if client == '-1' else names.get(int(client), f'client {client}')}: {_counts(reasons)}"
         for client, reasons in most[:_MOST_NAMED]
     ]
     if len(most) > _MOST_NAMED:
-        named.append(f"{len(most) - _MOST_NAMED:,} more clients")
-    return " · ".join([_counts(total) or "none", *named])
+        told.append(f"{len(most) - _MOST_NAMED:,} more clients")
+    return " · ".join([_counts(total) or "none", *told])
 
 
 def _counts(reasons: Counter[str]) -> str:

@@ -11,13 +11,13 @@ import pandas as pd
 
 from acefl.report import clients, comparison, diagnosis, page, style
 from acefl.report.diagnosis import Diagnosis, signed, slopes
-from acefl.report.drawing import Figure, Panel, Trace, area, band, heatmap, line, solid_first
+from acefl.report.drawing import Figure, Panel, Trace, area, band, heatmap, line, rows, solid_first
 from acefl.report.recorded import Comparison
 
 TERMS = {"noise": "sampling noise ‖A‖²", "bias": "participation bias ‖B‖²", "delay": "delay error ‖C‖²"}
 COLOURS = {"noise": "#9aa5b1", "delay": "#4c8fc4", "bias": style.SIGNAL}  # in the order they are stacked
 _SQUARED = "squared norm (log scale)"
-_ARRIVALS = {"nticks": 5, "tickformat": ",d"}
+_ARRIVALS = {"nticks": 5}
 _OVER = (("whole", "whole run", "circle", "solid"), ("second_half", "second half", "circle-open", "dot"))
 
 
@@ -105,16 +105,18 @@ def _stacked(found: Diagnosis, methods: Comparison) -> Figure:
         traces = []
         for name, colour in COLOURS.items():
             over = under + np.maximum(curves[name][method.label][1], 0.0)  # an estimate of nothing may be below it
-            traces.append(area(TERMS[name], [*x, *x[::-1]], [*over, *under[::-1]], colour, hoverinfo="name"))
+            traces.append(area(TERMS[name], [*x, *x[::-1]], [*over, *under[::-1]], colour))
             under = over
         layout = style.layout("arrivals", _SQUARED, height=300, xaxis=_ARRIVALS, yaxis=up)
-        panels.append(Panel(method.label, traces, layout, note=f"lr {method.lr:.3g}"))
+        terms = [curves[name][method.label][1] for name in COLOURS]
+        table = rows(["method", "arrival", *COLOURS], [method.label] * len(x), x, *terms)
+        panels.append(Panel(method.label, traces, layout, note=f"lr {method.lr:.3g}", table=table))
     caption = (
         "Squared norms of the three error terms of single updates, one on top of the other, on a log scale: grey, "
         "sampling noise; blue, delay; red, participation bias. What is on top on a log scale rules: a red area as tall "
         "as the others together is many times larger. Each method at its own learning rate."
     )
-    return Figure("stacked", "What an update's error is made of", caption, panels, columns=3)
+    return Figure("stacked", "What an update's error is made of", caption, panels, columns=min(3, len(panels)))
 
 
 def _by_term(found: Diagnosis, methods: Comparison) -> Figure:
@@ -125,8 +127,9 @@ def _by_term(found: Diagnosis, methods: Comparison) -> Figure:
         lines = [
             line(label, found.looks[label], x, np.where(y < low * 0.99, np.nan, y)) for label, (x, y) in curves.items()
         ]
-        axes = {"xaxis": _ARRIVALS, "yaxis": style.log_ticks(low, high)}
-        layout = style.layout("arrivals", _SQUARED, height=340, hovermode="x unified", **axes)
+        seen = [value for one in lines for value in one["y"] if value] or [low]
+        axes = {"xaxis": _ARRIVALS, "yaxis": style.log_ticks(min(seen), high)}
+        layout = style.layout("arrivals", _SQUARED, height=340, together=True, **axes)
         gone = [label for label, (_, y) in curves.items() if float(y.max()) < low]
         note = f"{', '.join(gone)}: none" if gone else ""
         panels.append(Panel(title, [*_intervals(found, methods, name, low), *solid_first(lines)], layout, note))
@@ -193,12 +196,9 @@ def _heat(found: Diagnosis) -> Figure | None:
                 [f"{heterogeneity:g}" for heterogeneity in table.index],
                 np.log10(np.maximum(values, low)),
                 [["none" if value < low / 100 else _short(value) for value in row] for row in values],
-                zmin=math.log10(low),
-                zmax=math.log10(high),
-                colorscale=[[0, "#eef3f8"], [0.5, "#e8b06a"], [1, "#b3261e"]],
-                xgap=2,
-                ygap=2,
-                hovertemplate="spread %{x}, heterogeneity %{y}: %{text}<extra></extra>",
+                (math.log10(low), math.log10(high)),
+                ["#eef3f8", "#e8b06a", "#b3261e"],
+                values,
             )
             flat = {"type": "category", "showgrid": False}
             layout = style.layout("spread of speeds", "heterogeneity of data", height=250, xaxis=flat, yaxis=flat)
@@ -227,7 +227,7 @@ def _rates(found: Diagnosis) -> Figure | None:
             look = looks.get(str(method), style.Look(style.NEUTRAL, "solid"))
             for over, words, symbol, dash in _OVER:
                 means = of_method.groupby(against)[over].mean()
-                dots = {"color": look.colour, "size": 9, "symbol": symbol, "line": {"width": 1.5, "color": look.colour}}
+                dots = {"color": look.colour, "size": 9, "symbol": symbol, "width": 1.5}
                 drawn, name = style.Look(look.colour, dash), f"{method}, {words}"
                 traces.append(line(name, drawn, means.index, means, mode="lines+markers", marker=dots))
                 slope = fitted[task, method, against, over]
@@ -257,4 +257,4 @@ def _reference(points: pd.DataFrame, against: str) -> Trace:
     ace = points[(points["method"] == "ACE") & (points[against] == ends[0])]["whole"]
     start = float((ace if len(ace) else points["whole"]).mean()) * 1.6
     predicted = start * (ends / ends[0]) ** diagnosis.PREDICTED
-    return line("slope −1/2", style.Look(style.NEUTRAL, "dash"), ends, predicted, hoverinfo="skip")
+    return line("slope −1/2", style.Look(style.NEUTRAL, "dash"), ends, predicted, hover=False)

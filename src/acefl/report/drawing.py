@@ -1,14 +1,16 @@
-"""What a figure is before it is drawn: plain dictionaries that plotly.js takes as they are.
+"""What a figure is before it is drawn: plain dictionaries, which `templates/draw.js` draws as SVG.
 
-Plain data keeps the page small (no template repeated in every figure), the same on every build, and easy to test.
-plotly reads text as HTML of its own kind, so every text from a record is escaped on its way into a trace.
+Plain data keeps the page small, the same on every build, and easy to test. The script sets every text as text, so one
+from a record cannot become markup.
+
+A trace has a `type`: `scatter` (lines, markers, text by its `mode`), `band`, `area`, `bar` or `heatmap`. `meta` is the
+method it belongs to, whose button hides it. `hover` is a template for a point (`%{x:.3g}`), or False for none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -18,17 +20,23 @@ from acefl.report.style import Look
 POINTS = 400
 """The most points a curve keeps: more than a screen can show."""
 
+VIRIDIS = ["#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"]
+
 Trace = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One drawing. Its heading, and a note smaller than that, stand above it in the page."""
+    """One drawing. Its heading, and a note smaller than that, stand above it in the page.
+
+    `table` is what is saved as CSV (see `rows`) where the traces' own coordinates are not the numbers themselves.
+    """
 
     heading: str
     traces: list[Trace]
     layout: dict[str, Any]
     note: str = ""
+    table: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -47,9 +55,18 @@ def numbers(values: Iterable[float | None]) -> list[float | None]:
     return [float(f"{value:.6g}") if value is not None and np.isfinite(value) else None for value in values]
 
 
+def rows(headings: list[str], *columns: Iterable[Any]) -> dict[str, Any]:
+    """A panel's numbers as a table, column by column."""
+    written = [
+        numbers(own) if own and all(isinstance(value, int | float | np.number) for value in own) else own
+        for own in ([*column] for column in columns)
+    ]
+    return {"headings": headings, "rows": [[*row] for row in zip(*written, strict=True)]}
+
+
 def scatter(name: str, x: Iterable[float | None], y: Iterable[float | None], mode: str = "lines", **more: Any) -> Trace:
     """Points or lines that belong to no method."""
-    return {"type": "scatter", "mode": mode, "name": escape(name), "x": numbers(x), "y": numbers(y)} | more
+    return {"type": "scatter", "mode": mode, "name": name, "x": numbers(x), "y": numbers(y)} | more
 
 
 def marks(label: str, x: Iterable[float | None], y: Iterable[float | None], mode: str, **more: Any) -> Trace:
@@ -64,29 +81,50 @@ def line(label: str, look: Look, x: Iterable[float], y: Iterable[float], **more:
 
 def band(label: str, look: Look, x: Iterable[float], low: Iterable[float], high: Iterable[float]) -> Trace:
     """The area between two curves, faint behind the method's own."""
-    across = [*x]
-    around = area(label, [*across, *across[::-1]], [*high, *[*low][::-1]], look.faint(), meta=label)
-    return around | {"hoverinfo": "skip", "showlegend": False}
+    ends = {"x": numbers(x), "low": numbers(low), "high": numbers(high)}
+    return {"type": "band", "name": label, "meta": label, "color": look.colour} | ends
 
 
-def area(name: str, x: Iterable[float], y: Iterable[float], colour: str, **more: Any) -> Trace:
+def area(
+    name: str,
+    x: Iterable[float],
+    y: Iterable[float],
+    colour: str,
+    opacity: float = 1.0,
+    outline: float = 0,
+    **more: Any,
+) -> Trace:
     """What lies within a closed line."""
-    return scatter(name, x, y, fill="toself", fillcolor=colour, line={"width": 0}) | more
+    shape = {"type": "area", "name": name, "x": numbers(x), "y": numbers(y)}
+    return shape | {"color": colour, "opacity": opacity, "outline": outline} | more
 
 
 def heatmap(
-    x: Iterable[Any], y: Iterable[Any], z: Iterable[Iterable[float]], text: list[list[str]], **more: Any
+    x: Iterable[Any],
+    y: Iterable[Any],
+    z: Iterable[Iterable[float]],
+    text: list[list[str]],
+    ends: tuple[float, float] | None = None,
+    colors: list[str] = VIRIDIS,
+    values: Iterable[Iterable[float]] | None = None,
 ) -> Trace:
-    """A coloured table with its values written in it."""
-    across, up = ([escape(str(value)) for value in values] for values in (x, y))
-    shown = {"text": text, "texttemplate": "%{text}", "showscale": False}
-    return {"type": "heatmap", "x": across, "y": up, "z": [numbers(row) for row in z]} | shown | more
+    """A coloured table with its values written in it.
+
+    The colours run over `ends`, or over all of z. `values` are the numbers themselves, where z is not.
+    """
+    heights = [numbers(row) for row in z]
+    known = [value for row in heights for value in row if value is not None]
+    low, high = ends if ends is not None else (min(known, default=0.0), max(known, default=1.0))
+    places = {"x": [str(value) for value in x], "y": [str(value) for value in y], "z": heights, "text": text}
+    scale = dict(zip(("low", "high"), numbers((low, high)), strict=True)) | {"colors": colors}
+    own = heights if values is None else [numbers(row) for row in values]
+    return {"type": "heatmap", "name": "", **places, **scale, "values": own}
 
 
 def row_names(labels: Iterable[str]) -> dict[str, Any]:
     """An axis of methods, one above the other."""
-    escaped = [escape(label) for label in labels]
-    return {"tickvals": list(range(len(escaped))), "ticktext": escaped, "ticklabelstandoff": 8}
+    names = list(labels)
+    return {"tickvals": list(range(len(names))), "ticktext": names}
 
 
 def solid_first(lines: list[Trace]) -> list[Trace]:

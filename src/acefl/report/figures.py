@@ -7,15 +7,26 @@ with a buffer of 10 cost ten times the uploads of ACE.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from acefl.report import clients, metrics, style, tuning
-from acefl.report.drawing import Figure, Panel, Trace, band, line, scatter, seeds_said, solid_first, thin
+from acefl.report import clients, metrics, named, style, tuning
+from acefl.report.drawing import (
+    Figure,
+    Panel,
+    Trace,
+    band,
+    line,
+    row_names,
+    rows,
+    scatter,
+    seeds_said,
+    solid_first,
+    thin,
+)
 from acefl.report.metrics import Metric
 from acefl.report.recorded import Comparison, Method, Run
 
@@ -23,6 +34,7 @@ Array = npt.NDArray[np.float64]
 
 BUDGETS = {"step": "server steps", "arrival": "arrivals", "time": "virtual time"}
 _MOST_CLIENTS, _MOST_ANSWERS = 40, 4000  # what a panel of the timeline can show
+_SQUEEZED = 8.0  # beyond this factor between methods, a linear axis would show the smaller ones in a corner
 
 
 def of(comparison: Comparison) -> list[Figure]:
@@ -30,6 +42,7 @@ def of(comparison: Comparison) -> list[Figure]:
     drawn = [
         clients.fairness(comparison),
         *(curve(comparison, metric) for metric in metrics.curves(comparison)),
+        named.each_client(comparison),
         clients.participation(comparison),
         timeline(comparison),
         clients.influence(comparison),
@@ -57,7 +70,7 @@ def over_seeds(histories: list[pd.DataFrame], x: str, y: str) -> Curve | None:
 
     Evaluations made at the same x in every seed are averaged as they are; others are joined by straight lines.
     """
-    tracks = [_track(history, x, y) for history in histories]
+    tracks = [track(history, x, y) for history in histories]
     if any(len(track[0]) == 0 for track in tracks):
         return None
     start, end = max(track[0][0] for track in tracks), min(track[0][-1] for track in tracks)
@@ -70,7 +83,7 @@ def over_seeds(histories: list[pd.DataFrame], x: str, y: str) -> Curve | None:
     return Curve(shared, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
 
 
-def _track(history: pd.DataFrame, x: str, y: str) -> tuple[Array, Array]:
+def track(history: pd.DataFrame, x: str, y: str) -> tuple[Array, Array]:
     """One seed's curve, one value per x: the last one, for several evaluations can fall between two server steps."""
     if y not in history.columns:
         return np.empty(0), np.empty(0)
@@ -90,7 +103,9 @@ def curve(comparison: Comparison, metric: Metric) -> Figure:
         }
         for budget in BUDGETS
     }
-    y_axis = _y_axis(metric, [one for of_budget in curves.values() for one in of_budget.values()])
+    every = [one for of_budget in curves.values() for one in of_budget.values()]
+    log = metric.log or _spans([float(one.mean[-1]) for one in every] * (not metric.higher_is_better))
+    y_axis = _y_axis(metric, every, log)
     panels = []
     for budget, of_methods in curves.items():
         bands = [
@@ -102,10 +117,11 @@ def curve(comparison: Comparison, metric: Metric) -> Figure:
         name = comparison.time_heading if budget == "time" else BUDGETS[budget]
         unit = {"arrival": " (uploads received)", "time": " (in the unit of delay)" * ("delay" in comparison.scenario)}
         axes = {"xaxis": _x_axis(list(of_methods.values())), "yaxis": y_axis}
-        layout = style.layout(name + unit.get(budget, ""), metric.axis, height=390, hovermode="x unified", **axes)
+        across, up = _titled(name + unit.get(budget, ""), axes["xaxis"]), _titled(metric.axis, y_axis)
+        layout = style.layout(across, up, height=390, together=True, **axes)
         panels.append(Panel(f"against {name}", bands + solid_first(lines), layout))
     caption = f"{_capital(metric.meaning)}. {seeds_said(len(comparison.seeds))}"
-    if not metric.log:
+    if not log:
         caption += " The vertical axis does not start at zero."
     return Figure(f"curve-{metric.key}", f"{_capital(metric.heading)} while training", caption, panels, columns=3)
 
@@ -114,17 +130,30 @@ def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
+def _titled(title: str, axis: dict[str, object]) -> str:
+    return f"{title}, log scale" if axis.get("type") == "log" else title
+
+
+def _spans(values: list[float]) -> bool:
+    """Whether numbers lie so far apart that a linear axis would squeeze the smaller ones."""
+    return bool(values) and min(values) > 0 and max(values) > _SQUEEZED * min(values)
+
+
 def _x_axis(curves: list[Curve]) -> dict[str, object]:
-    """From zero to a little beyond the end, so that the last tick's label has room."""
+    """From zero to a little beyond the end, so that the last tick's label has room; log where curves end far apart."""
     end = max((float(one.x[-1]) for one in curves), default=0.0)
-    return {"range": [0, 1.03 * end], "nticks": 5, "tickformat": ",~g" if end < 10 else ",d"} if end > 0 else {}
+    starts = [float(one.x[one.x > 0][0]) for one in curves if (one.x > 0).any()]
+    if starts and _spans([float(one.x[-1]) for one in curves]):
+        low, high = min(starts), 1.03 * end
+        return style.log_ticks(low, high) | {"range": [float(np.log10(low)), float(np.log10(high))]}
+    return {"range": [0, 1.03 * end], "nticks": 5} if end > 0 else {}
 
 
-def _y_axis(metric: Metric, curves: list[Curve]) -> dict[str, object]:
+def _y_axis(metric: Metric, curves: list[Curve], log: bool) -> dict[str, object]:
     """The same range in all three panels, set by where methods end up rather than by the first steps."""
     if not curves:
         return {}
-    if metric.log:
+    if log:
         lows = np.concatenate([one.low[one.low > 0] for one in curves])
         starts = np.asarray([one.high[0] for one in curves])
         if len(lows) == 0 or not (starts > 0).any():
@@ -171,17 +200,27 @@ def _worked(method: Method, run: Run) -> Panel:
     traces = [
         _work(events, colour),
         _answers("accepted", events[accepted], {"color": colour, "size": 7}),
-        _answers("refused", events[~accepted], {"color": style.SIGNAL, "size": 10, "symbol": "x"}),
+        _answers("refused", events[~accepted], {"color": style.SIGNAL, "size": 10, "symbol": "cross"}),
     ]
-    numbered = sorted(int(client) for client in run.clients["client"])
+    numbered, names = sorted(int(client) for client in run.clients["client"]), named.called(run)
+    places = row_names(names.get(client, str(client)) for client in numbered) | {"tickvals": numbered}
     layout = style.layout(
         "seconds since the start",
         "client",
         height=110 + 34 * len(numbered),
         xaxis={"range": [0, 1.02 * float(events["time"].max())], "showgrid": True},
-        yaxis={"tickvals": numbered, "range": [max(numbered) + 0.6, min(numbered) - 0.6], "showgrid": False},
+        yaxis=places | {"range": [max(numbered) + 0.6, min(numbered) - 0.6], "showgrid": False},
     )
-    return Panel(method.label, [trace | {"meta": method.label} for trace in traces if trace["x"]], layout)
+    told = rows(
+        ["method", "client", "sent", "answered", "accepted", "staleness"],
+        [method.label] * len(events),
+        events["client"],
+        events.get("sent", events["time"]),
+        events["time"],
+        accepted.astype(int),
+        events["version"] - events["trained_on"],
+    )
+    return Panel(method.label, [trace | {"meta": method.label} for trace in traces if trace["x"]], layout, table=told)
 
 
 def _work(events: pd.DataFrame, colour: str) -> Trace:
@@ -191,12 +230,12 @@ def _work(events: pd.DataFrame, colour: str) -> Trace:
     for client, sent, came in zip(events["client"], events.get("sent", events["time"]), events["time"], strict=True):
         across += [sent, came, None]
         rows += [client, client, None]
-    return scatter("at work", across, rows, line={"color": colour, "width": 3}, opacity=0.45, hoverinfo="skip")
+    return scatter("at work", across, rows, line={"color": colour, "width": 3}, opacity=0.45, hover=False)
 
 
 def _answers(name: str, events: pd.DataFrame, marker: dict[str, Any]) -> Trace:
     ages = (events["version"] - events["trained_on"]).to_numpy(int).tolist()
     reasons = events.get("reason", pd.Series("", index=events.index))
-    text = [f"staleness {age}" for age in ages] if name == "accepted" else [escape(str(why)) for why in reasons]
-    hover = "client %{y} after %{x:.1f} s: %{text}<extra></extra>"
-    return scatter(name, events["time"], events["client"], "markers", marker=marker, text=text, hovertemplate=hover)
+    text = [f"staleness {age}" for age in ages] if name == "accepted" else [str(why) for why in reasons]
+    hover = "client %{y} after %{x:.1f} s: %{text}"
+    return scatter(name, events["time"], events["client"], "markers", marker=marker, text=text, hover=hover)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 
-from acefl.report import metrics
+from acefl.core.metrics import Target
+from acefl.report import metrics, slowest_node
 from acefl.report.metrics import Metric
 from acefl.report.recorded import Comparison, Method
 from acefl.report.statistics import leaders, places
@@ -16,11 +17,15 @@ from acefl.report.tables import over_seeds, scores_of
 
 def sentences(comparison: Comparison) -> list[str]:
     """What to say at the top of the page."""
-    said = []
+    said = slowest_node.sentences(comparison)
     metric = metrics.primary(comparison)
     scored = [] if metric is None else _best_first(comparison, metric)
-    if metric is not None and scored:
+    if comparison.target is not None:
+        said.append(_times(comparison, comparison.target))
+    elif metric is not None and scored:
         said.append(_lone(scored[0], comparison) if len(scored) == 1 else _compared(scored, metric))
+    if comparison.task.get("client_work"):
+        said.append(str(comparison.task["client_work"]))
     if len(comparison.methods) > 1:
         said.append(_budget(comparison))
         if not any(method.tuning for method in comparison.methods):
@@ -30,6 +35,22 @@ def sentences(comparison: Comparison) -> list[str]:
         parts = [f"{method.label} in {method.diverged} of {len(method.runs)}" for method in diverged]
         said.append(f"Runs that diverged: {', '.join(parts)}.")
     return said
+
+
+def _times(comparison: Comparison, target: Target) -> str:
+    """When each method reached the target, and on how many seeds; who never did is named too."""
+    parts, never = [], []
+    for method in comparison.methods:
+        times = [time for run in method.runs if math.isfinite(time := run.time_to(target))]
+        some = "" if len(times) == len(method.runs) else f" ({len(times)} of {len(method.runs)} seeds)"
+        if times:
+            parts.append((over_seeds(times).mean, f"{method.label} {over_seeds(times).mean:,.4g}{some}"))
+        else:
+            never.append(method.label)
+    words = target.words(comparison.better)
+    told = f"Mean time to {words}: {', '.join(text for _, text in sorted(parts))}." if parts else ""
+    missed = f"{_listed(never)} did not reach {words}." if never else ""
+    return f"{told} {missed}".strip()
 
 
 def _best_first(comparison: Comparison, metric: Metric) -> list[Method]:

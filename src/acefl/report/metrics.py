@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from acefl.core.metrics import HELD_OUT, LARGER, Better, base, direction
 
 if TYPE_CHECKING:
     from acefl.report.recorded import Comparison
@@ -147,9 +149,51 @@ _BY_IMPORTANCE = (HELDOUT_SLOW_ACCURACY, SLOW_ACCURACY, ACCURACY, GAP, CLIENT_LO
 _HELD_OUT = {"client_loss": HELDOUT_CLIENT_LOSS, "slow_accuracy": HELDOUT_SLOW_ACCURACY}
 
 
-def by_key(key: str) -> Metric:
-    """A metric by its name in the record; what a person's own task is judged by may be one that is not known here."""
-    return next((metric for metric in EVERY if metric.key == key), Metric(key, key, key, key, ("{}", "{}")))
+_WORDS = {  # of whom a score is: in a heading, and in a sentence
+    "": ("", "{} of the task's test data"),
+    "client_": ("client-average ", "mean over clients of each one's {}, every client counting the same"),
+    "slow_": ("slow-fifth ", "mean {} of the slowest fifth of clients"),
+    "fast_": ("fast-fifth ", "mean {} of the fastest fifth of clients"),
+    "worst_": ("worst client's ", "{} of the client that is served worst"),
+}
+TIME_TO_TARGET = "time_to_target"
+
+
+def by_key(key: str, better: Better | None = None) -> Metric:
+    """A metric by its name in the record; others than acefl's own are described by what their name is made of."""
+    return next((metric for metric in EVERY if metric.key == key), None) or _described(key, better or {})
+
+
+def _described(key: str, better: Better) -> Metric:
+    name, held = base(key), key.startswith(HELD_OUT)
+    whose = key.removeprefix(HELD_OUT).removesuffix(name)
+    before, meaning = _WORDS.get(whose, _WORDS[""])
+    data = "held-out " if held else "training " if whose in ("slow_", "fast_", "worst_") else ""
+    on = f", each {_NOT_TRAINED_ON}" if held else ", each on the data it trains on" if whose else ""
+    heading = f"{before}{data}{name}"
+    verbs = (f"ends at {heading} {{}}", f"end at {heading} {{}}")
+    larger = direction(key, better) == LARGER
+    return Metric(key, heading, heading, meaning.format(name) + on, verbs, higher_is_better=larger)
+
+
+def time_to_target(words: str) -> Metric:
+    """How long it took to reach a target, which `words` names: `accuracy ≥ 0.9`."""
+    heading = f"time to {words}"
+    meaning = (
+        f"when an evaluation first had {words}, the mean over the seeds that got there; nothing between is guessed"
+    )
+    return Metric(TIME_TO_TARGET, heading, heading, meaning, ("reaches it after {}", "reach it after {}"))
+
+
+def known(recorded: Container[str], better: Better) -> list[Metric]:
+    """What people are shown of these names: acefl's own metrics, then the others, held-out scores first."""
+    return [metric for metric in EVERY if metric.key in recorded] + [
+        by_key(key, better) for name in better for key in _of_own(name) if key in recorded
+    ]
+
+
+def _of_own(name: str) -> tuple[str, ...]:
+    return (f"{HELD_OUT}slow_{name}", name, f"slow_{name}")
 
 
 def held_out(key: str) -> str | None:
@@ -164,8 +208,23 @@ def measured(comparison: Comparison, among: tuple[Metric, ...]) -> list[Metric]:
 
 
 def columns(comparison: Comparison) -> list[Metric]:
-    """What the results table shows of this task."""
-    return measured(comparison, _COLUMNS) or measured(comparison, _LOSSES)
+    """What the results table shows of this task; what the comparison goes by is there in any case."""
+    shown = measured(comparison, _COLUMNS) + _own(comparison, slow=True) or measured(comparison, _LOSSES)
+    chosen = _chosen(comparison)
+    return shown if chosen is None or chosen in shown else [chosen, *shown]
+
+
+def _own(comparison: Comparison, *, slow: bool) -> list[Metric]:
+    """The task's own metrics; slow: of the slowest clients on the data they train on too."""
+    keys = [key for name in comparison.better for key in (_of_own(name) if slow else _of_own(name)[:2])]
+    shown = {metric.key for metric in _COLUMNS}
+    return [by_key(key, comparison.better) for key in keys if key not in shown and comparison.measures(key)]
+
+
+def _chosen(comparison: Comparison) -> Metric | None:
+    """What the comparison was told to go by."""
+    by = comparison.by
+    return by_key(by, comparison.better) if by and comparison.measures(by) else None
 
 
 def curves(comparison: Comparison) -> list[Metric]:
@@ -174,9 +233,13 @@ def curves(comparison: Comparison) -> list[Metric]:
     Records without held-out scores show the slow clients' accuracy on the data they train on.
     """
     older = (SLOW_ACCURACY,) if not comparison.measures(HELDOUT_SLOW_ACCURACY.key) else ()
-    return measured(comparison, (*_CURVES[:2], *older, *_CURVES[2:])) or measured(comparison, _LOSSES)
+    shown = measured(comparison, (*_CURVES[:2], *older, *_CURVES[2:])) + _own(comparison, slow=False)
+    shown = shown or measured(comparison, _LOSSES)
+    chosen = _chosen(comparison)
+    return shown if chosen is None or chosen in shown else [chosen, *shown]
 
 
 def primary(comparison: Comparison) -> Metric | None:
-    """The number the comparison is about: how the slow clients fare, or the nearest thing the task has."""
-    return next(iter(measured(comparison, _BY_IMPORTANCE)), None)
+    """The number the comparison is about: what it was told to go by, or how the slow clients fare, or the nearest
+    thing the task has."""
+    return _chosen(comparison) or next(iter(measured(comparison, _BY_IMPORTANCE)), None)

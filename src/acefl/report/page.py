@@ -1,4 +1,4 @@
-"""From plain data to one HTML file: templates write it, plotly.js draws its figures in the reader's browser.
+"""From plain data to one HTML file: templates write it, a script in it draws its figures in the reader's browser.
 
 Templates escape every text, so a label from a record is shown as it is and can do nothing.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,12 +19,15 @@ from acefl.core.files import atomic_write
 from acefl.report.drawing import Figure
 from acefl.report.style import Look
 
+PAGE = "report.html"
+
 
 class Cell(NamedTuple):
-    """What stands in a table: text, or a list of settings; what leads its column is bold."""
+    """What stands in a table: text, a list of settings, or links; what leads its column is bold."""
 
     text: str | list[str]
     best: bool = False
+    links: tuple[tuple[str, str], ...] = ()  # words, and a path from the page
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,11 @@ def render(
     **own: Any,
 ) -> str:
     """A page as text; the same data give the same bytes. `own` is what only this kind of page shows."""
-    from plotly.offline import get_plotlyjs
-
     shared = {"title": title, "subtitle": subtitle, "sentences": list(sentences), "tables": tables, "figures": figures}
     return (
         _templates()
         .get_template(f"{template}.html.j2")
-        .render(**shared, looks=looks or {}, panels=_panels(figures), plotly=get_plotlyjs(), **own)
+        .render(**shared, looks=looks or {}, panels=_panels(figures), **own)
     )
 
 
@@ -85,13 +85,16 @@ def _templates() -> Environment:
 
 
 def _panels(figures: list[Figure]) -> list[dict[str, Any]]:
-    """What the script draws. plotly reads titles as HTML of its own kind, so they are escaped here."""
+    """What the script draws, and what it saves as CSV."""
     return [
         {
             "id": f"{figure.name}-{place}",
-            "title": escape(f"{figure.title}: {panel.heading}" if panel.heading else figure.title),
+            "figure": figure.name,
+            "heading": panel.heading,
+            "title": f"{figure.title}: {panel.heading}" if panel.heading else figure.title,
             "traces": panel.traces,
             "layout": panel.layout,
+            "table": panel.table,
         }
         for figure in figures
         for place, panel in enumerate(figure.panels)

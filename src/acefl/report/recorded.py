@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from acefl.core.errors import InvalidInput, require
+from acefl.core.metrics import Better, Target, declared, direction
 from acefl.runs.record import RunFiles, document
 
 
@@ -40,6 +41,11 @@ class Run(RunFiles):
     def total(self, name: str) -> float:
         """A count of the whole run: steps, arrivals, uploads, time, wall_seconds."""
         return _number(self.summary.get(name))
+
+    def time_to(self, target: Target) -> float:
+        """When an evaluation first reached the target; NaN: none did."""
+        found = target.first(self.rows(), declared(self.config.get("better") or {}))
+        return float("nan") if found is None else found.time
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -109,6 +115,19 @@ class Comparison:
     machine: dict[str, Any]
     wall_seconds: float
     objective: str = "client_loss"  # what learning rates were chosen by
+    by: str = ""  # what it was told to go by, if anything
+
+    @cached_property
+    def better(self) -> Better:
+        """Which way metrics are better that are not acefl's own."""
+        return {name: way for run in self.runs for name, way in declared(run.config.get("better") or {}).items()}
+
+    @property
+    def target(self) -> Target | None:
+        """What runs were to reach, if anything, and if it is known which way that is."""
+        aimed = self.stop.get("target")
+        target = None if aimed is None else Target.of(aimed)
+        return target if target is not None and direction(target.metric, self.better) is not None else None
 
     @property
     def runs(self) -> list[Run]:
@@ -126,9 +145,11 @@ class Comparison:
     @property
     def speeds(self) -> str:
         """How far apart clients' speeds were, in words: by what was set, or by what a trace held."""
-        if self.scenario.get("trace"):
+        source = next((name for name in ("trace", "durations", "devices") if self.scenario.get(name)), None)
+        if source is not None:
             times = self.runs[0].clients["mean_time"].to_numpy(float)
-            return f"speeds from a trace, the slowest client {times.max() / times.min():.3g}× the fastest"
+            told = {"trace": "from a trace", "durations": "as given"}.get(source, f"of {self.scenario[source]}")
+            return f"speeds {told}, the slowest client {times.max() / times.min():.3g}× the fastest"
         return f"speeds spread {self.scenario['spread']:g}×" if self.scenario.get("spread") else ""
 
     def measures(self, metric: str) -> bool:
@@ -170,6 +191,7 @@ def _comparison(directory: Path) -> Comparison:
         machine=_settings(data, "machine", path),
         wall_seconds=_number(data.get("wall_seconds")),
         objective=str(data.get("objective") or "client_loss"),
+        by=str(data.get("by") or ""),
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from acefl.core.files import read_json
+from acefl.core.metrics import LARGER, SMALLER, Better
 from acefl.report import comparison, metrics, page, style
 from acefl.report.drawing import Figure, Panel, scatter
 from acefl.report.page import Cell, Table
@@ -18,7 +18,7 @@ _STAGES = {1: "a quarter of a run", 2: "half a run", 4: "a whole run"}
 def render(directory: Path) -> str:
     """The page of the directory of a search."""
     record = read_json(directory / "tuning.json")
-    found, metric = record["found"], metrics.by_key(record["objective"])
+    found, metric = record["found"], metrics.by_key(record["objective"], _better(record))
     trials = sorted(record["trials"], key=lambda trial: trial["settings"]["lr"])
     return page.render(
         "search",
@@ -36,6 +36,10 @@ def render(directory: Path) -> str:
     )
 
 
+def _better(record: dict[str, Any]) -> Better:
+    return {record["objective"]: LARGER if record.get("larger") else SMALLER}
+
+
 def _table(trials: list[dict[str, Any]], settings: list[str], metric: metrics.Metric, best: float) -> Table:
     rows = []
     for trial in trials:
@@ -48,21 +52,22 @@ def _table(trials: list[dict[str, Any]], settings: list[str], metric: metrics.Me
 
 def _figure(trials: list[dict[str, Any]], name: str, metric: metrics.Metric) -> Figure:
     """Each stage a colour of its own, as scores of different stages do not compare."""
-    known = [trial for trial in trials if trial["score"] is not None and trial["score"] > 0]
+    log = not metric.higher_is_better  # shares such as an accuracy are even, losses are not
+    known = [trial for trial in trials if trial["score"] is not None and (trial["score"] > 0 or not log)]
     traces = []
     for (stage, words), colour in zip(_STAGES.items(), (style.NEUTRAL, "#56B4E9", "#0072B2"), strict=True):
         own = [trial for trial in known if trial["quarters"] == stage]
         x, y = (trial["settings"][name] for trial in own), (trial["score"] for trial in own)
-        hover = f"{escape(name)} %{{x:.4g}}<br>{escape(metric.axis)} %{{y:.4g}}<br>{words}<extra></extra>"
+        hover = f"{name} %{{x:.4g}}\n{metric.axis} %{{y:.4g}}\n{words}"
         dots = {"color": colour, "size": 6 + 2 * stage}
-        traces.append(scatter(words, x, y, "markers", marker=dots, hovertemplate=hover))
+        traces.append(scatter(words, x, y, "markers", marker=dots, hover=hover))
     ends = [trial["settings"][name] for trial in known] or [1.0]
     scores = [trial["score"] for trial in known if math.isfinite(trial["score"])] or [1.0]
     layout = style.layout(
         f"{name} (log scale)",
-        f"{metric.axis} (log scale)",
+        f"{metric.axis} (log scale)" if log else metric.axis,
         xaxis=style.log_ticks(min(ends), max(ends)),
-        yaxis=style.log_ticks(min(scores), max(scores)),
+        yaxis=style.log_ticks(min(scores), max(scores)) if log else {},
         showlegend=True,
     )
     caption = "One point per trial, where it ended. Those that diverged are in the table only."

@@ -18,6 +18,7 @@ from acefl.report.statistics import half_width, leaders, why_bold
 
 TUNED_BY: Mapping[str, str] = {"digits": "client_loss", "quadratic": "gap"}  # the objective of each task
 ALSO: Mapping[str, tuple[str, ...]] = {"digits": ("slow_accuracy", "accuracy")}  # shown on the page besides
+ALSO_OF_OTHERS = ("heldout_slow_loss", "heldout_worst_loss", "heldout_slow_accuracy")  # of tasks that are not in ALSO
 NOT_FOR_CITING = "quick: too short to mean anything, not for citing"
 RECORDED = "leaderboard.json"  # the board this release was measured by, within the package
 
@@ -73,10 +74,17 @@ class Board:
 
     def shown(self, task: str, key: str | None = None) -> str:
         """The metric a task is shown by: what methods were tuned by (or `key`), on held-out data where recorded."""
-        key = key or TUNED_BY[task]
+        key = key or TUNED_BY.get(task, "client_loss")
         better = held_out(key)
         rows = [row for row in self.content["rows"] if row["task"] == task]
         return better if better is not None and rows and all(better in row["finals"] for row in rows) else key
+
+    def besides(self, task: str) -> tuple[str, ...]:
+        """What the page shows of a task besides: of one that is not usual on boards, the slow and the worst served."""
+        if task in TUNED_BY:
+            return ALSO.get(task, ())
+        rows = [row for row in self.content["rows"] if row["task"] == task]
+        return tuple(key for key in ALSO_OF_OTHERS if rows and all(key in row["finals"] for row in rows))
 
     def column(self, task: str, scenario: str, key: str) -> list[Standing]:
         """Everybody in one scenario, the best mean first; who diverged on a seed comes last."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 from acefl.report.recorded import Method
@@ -24,10 +23,6 @@ class Look:
 
     colour: str
     dash: str
-
-    def faint(self, opacity: float = 0.1) -> str:
-        red, green, blue = (int(self.colour[i : i + 2], 16) for i in (1, 3, 5))
-        return f"rgba({red},{green},{blue},{opacity})"
 
     @property
     def strokes(self) -> str:
@@ -45,7 +40,7 @@ _OF_METHOD = {
     "DelayAdaptiveASGD": Look("#CC79A7", "dash"),
 }
 _SPARE = ("#5F6B76", "#6A51A3", "#8C6D31", "#B3A800")
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 def look(method: str) -> Look:
@@ -64,7 +59,7 @@ def looks(methods: list[Method]) -> dict[str, Look]:
     spare = [colour for colour in (*_SPARE, *(own.colour for own in _OF_METHOD.values())) if colour not in taken]
     others = [method.label for method in methods if method.label not in chosen]
     for place, label in enumerate(others):
-        chosen[label] = Look(spare[place % len(spare)], _DASHES[place % len(_DASHES)])
+        chosen[label] = Look(spare[place % len(spare)], DASHES[place % len(DASHES)])
     return chosen
 
 
@@ -82,8 +77,12 @@ def log_ticks(low: float, high: float) -> dict[str, Any]:
         digits = (1, 2, 5) if last - first <= 4 else (1,)
     every = max(1, round((last - first) / 8))
     marks = [digit * 10.0**power for power in range(first, last + 1, every) for digit in digits]
-    text = [f"{mark:,g}" if len(digits) > 1 else f"10<sup>{round(math.log10(mark))}</sup>" for mark in marks]
+    text = [f"{mark:,g}" if len(digits) > 1 else _power(round(math.log10(mark))) for mark in marks]
     return {"type": "log", "tickvals": marks, "ticktext": text}
+
+
+def _power(exponent: int) -> str:
+    return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def span(values: Iterable[float], least: float) -> list[float] | None:
@@ -99,13 +98,11 @@ def layout(x_title: str, y_title: str, height: int = 340, **changes: Any) -> dic
     """What all panels share. `xaxis` and `yaxis` in `changes` are merged, everything else replaces."""
     shared: dict[str, Any] = {
         "height": height,
-        "margin": {"l": 64, "r": 16, "t": 12, "b": 52},
         "showlegend": False,
-        "hovermode": "closest",
-        "font": {"size": 14},
+        "together": False,  # whether a pointer shows all curves at its place, or the nearest point
     }
     for axis, title in (("xaxis", x_title), ("yaxis", y_title)):
-        shared[axis] = {"title": {"text": escape(title), "standoff": 10}, "automargin": True, "zeroline": False}
+        shared[axis] = {"title": title}
     for key, value in changes.items():
         shared[key] = shared[key] | value if key in ("xaxis", "yaxis") else value
     return shared

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from acefl.core.errors import require
 from acefl.core.files import read_json
 from acefl.report import comparison, metrics, page, style
-from acefl.report.drawing import Figure, Panel, heatmap, line, numbers
+from acefl.report.drawing import VIRIDIS, Figure, Panel, heatmap, line, numbers
 from acefl.report.metrics import Metric
 from acefl.report.page import Cell, Table
 from acefl.report.statistics import leaders, same_seed, why_bold
 from acefl.runs.record import settings_name
 
+Row = dict[str, Any]  # of a table: the varied settings, and "mean" and "std" of a metric over seeds
 _SEED = "seed"
 _SETTING = ("task.", "scenario.", "stop.")  # other data, clients or budgets: a better score there is no better method
 
@@ -33,15 +36,33 @@ def results(directory: Path) -> pd.DataFrame:
         if path.exists():
             summary = read_json(path)
             counts = {name: summary[name] for name in ("steps", "arrivals", "time", "wall_seconds", "diverged")}
-            rows.append({**varied, **summary["final"], **counts, "cell": cell})
+            rows.append({**varied, **summary["final"], **_time_to_target(summary), **counts, "cell": cell})
     return pd.DataFrame(rows)
+
+
+def _time_to_target(summary: Row) -> Row:
+    """When a run reached its target, where it had one; NaN if it did not."""
+    if "target" not in summary:
+        return {}
+    reached = summary["target"]["reached"]
+    return {metrics.TIME_TO_TARGET: math.nan if reached is None else reached["time"]}
+
+
+def _shown(directory: Path, note: Row, table: pd.DataFrame) -> list[Metric]:
+    """What the page is about first: what it was told to go by, then the time to a target."""
+    better = read_json(directory / "cells" / str(table["cell"].iloc[0]) / "config.json").get("better") or {}
+    found = [metric for metric in metrics.known(table, better) if table[metric.key].notna().any()]
+    if metrics.TIME_TO_TARGET in table:
+        found.insert(0, metrics.time_to_target("the target"))
+    chosen = metrics.by_key(note["by"], better) if note.get("by") in table else None
+    return found if chosen is None else [chosen, *(metric for metric in found if metric.key != chosen.key)]
 
 
 def render(directory: Path) -> str:
     """The page of a sweep directory."""
     note, table = read_json(directory / "sweep.json"), results(directory)
     require(not table.empty, f"{directory} has no finished cell yet")
-    shown = [metric for metric in metrics.EVERY if metric.key in table and table[metric.key].notna().any()]
+    shown = _shown(directory, note, table)
     several = {axis: len(values) for axis, values in note["axes"].items() if len(values) > 1}
     varied = [axis for axis in several if axis != _SEED]
     return page.render(
@@ -59,9 +80,6 @@ def render(directory: Path) -> str:
             "Machine": comparison.settings(note.get("machine", {})),
         },
     )
-
-
-Row = dict[str, Any]  # the varied settings, and "mean" and "std" of a metric over seeds
 
 
 def grouped(table: pd.DataFrame, by: list[str], metric: Metric) -> list[Row]:
@@ -101,19 +119,20 @@ def _over_seeds(part: pd.DataFrame, metric: Metric) -> Row:
     lost = _lost(part)
     values = part[metric.key].where(~lost)[lost | part[metric.key].notna()]
     mean, std = float(values.mean(skipna=False)), float(values.std(skipna=False))
-    return {"mean": mean, "std": std, "diverged": int(lost.sum()), "runs": len(part)}
+    return {"mean": mean, "std": std, "diverged": int(lost.sum()), "counted": len(values), "runs": len(part)}
 
 
 def _written(row: Row, metric: Metric) -> str:
     lost = f" ({row['diverged']} of {row['runs']} diverged)" if row["diverged"] else ""
-    return metric.write(row["mean"], row["std"]) + lost
+    some = f" ({row['counted']} of {row['runs']} runs)" if row["counted"] < row["runs"] else ""
+    return metric.write(row["mean"], row["std"]) + some + lost
 
 
 def _sentences(table: pd.DataFrame, varied: list[str], metric: Metric) -> list[str]:
     """Best means are named where all cells share task, scenario and budget; else they do not compare."""
     done = f"{len(table)} cells are done."
     if _around(varied):
-        return [f"Compare within the same {_listed(_around(varied))}: across them scores mean different things.", done]
+        return [f"Compare within the same {_listed(_around(varied))}: across them, scores mean different things.", done]
     rows = grouped(table, varied, metric)
     best = rows[_best(rows, metric)]
     where = ", ".join(f"{_word(axis)} {best[axis]}" for axis in varied)
@@ -157,10 +176,13 @@ def _heat_maps(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> l
     for metric, (across, up) in itertools.product(shown, itertools.combinations(numeric, 2)):
         others = [axis for axis in varied if axis not in (across, up)]
         groups = table.groupby(others, sort=False) if others else [("", table)]
-        low, high = float(table[metric.key].min()), float(table[metric.key].max())
-        panels = [_heat_map(part, across, up, metric, _group_name(others, name), (low, high)) for name, part in groups]
+        means = _heights([row["mean"] for row in grouped(table, varied, metric)], metric)
+        ends = min(means, default=0.0), max(means, default=1.0)
+        panels = [_heat_map(part, across, up, metric, _group_name(others, name), ends) for name, part in groups]
         title = f"{metric.heading} over {_word(across)} and {_word(up)}"
-        caption = "Mean over seeds; one colour scale for all maps. Brighter is higher." + _diverged(table)
+        better = "larger" if metric.higher_is_better else "smaller"
+        caption = f"Mean over seeds; one colour scale for all maps. A {better} {metric.heading} is better and brighter"
+        caption += (", in orders of magnitude." if metric.log else ".") + _diverged(table)
         figures.append(Figure(_slug(f"map-{metric.key}-{across}-{up}"), title, caption, panels, min(3, len(panels))))
     return figures
 
@@ -171,34 +193,59 @@ def _heat_map(
     means = pd.DataFrame(grouped(part, [up, across], metric))
     grid = means.pivot_table(index=up, columns=across, values="mean", aggfunc="first", sort=True, dropna=False)
     values = grid.to_numpy(float)
+    heights = np.log10(np.where(values > 0, values, np.nan)) if metric.log else values
+    colours = VIRIDIS if metric.higher_is_better else VIRIDIS[::-1]
     text = [[metric.write_short(value) for value in row] for row in values]
-    trace = heatmap(grid.columns, grid.index, values, text, colorscale="Viridis", zmin=ends[0], zmax=ends[1])
+    trace = heatmap(grid.columns, grid.index, heights, text, ends, colours, values)
     names = {"type": "category"}
     layout = style.layout(_word(across), _word(up), height=320, xaxis=names, yaxis=names)
     return Panel(heading, [trace], layout)
 
 
 def _curves(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> list[Figure]:
-    """For each varied number, the metric along it: a curve per method, averaged over everything else."""
+    """For each varied number, the metric along it: a panel per task, scenario and budget, a curve per combination."""
     figures = []
-    has_method = "method" in varied
-    labels = [str(name) for name in table["method"].unique()] if has_method else ["all"]
-    looks = style.looks_of(labels)
     for axis in (axis for axis in varied if pd.api.types.is_numeric_dtype(table[axis])):
         panels = []
-        for metric in shown:
+        others = [other for other in _around(varied) if other != axis]
+        series = [other for other in varied if other not in (axis, *others)]
+        looks = _looks_along(table, series)
+        for metric, (key, alike) in itertools.product(shown, _parts(table, others)):
             traces = []
-            for name in labels:
-                part = table[table["method"] == name] if has_method else table
+            for name, part in _parts(alike, series):
                 along = pd.DataFrame(grouped(part, [axis], metric)).sort_values(axis)
-                bars = {"type": "data", "array": numbers(along["std"].fillna(0.0)), "thickness": 1.4}
-                traces.append(line(name, looks[name], along[axis], along["mean"], mode="lines+markers", error_y=bars))
-            layout = style.layout(_word(axis), metric.axis, height=380) | {"showlegend": len(labels) > 1}
-            panels.append(Panel(metric.heading, traces, layout))
-        caption = "Mean over seeds and all other settings; bars: ± one standard deviation over them."
-        caption += _diverged(table)
+                look, bars = looks[name], numbers(along["std"].fillna(0.0))
+                more = {"mode": "lines+markers", "marker": {"color": look.colour, "size": 7}, "error": bars}
+                label = _group_name(series, name) or metric.heading
+                traces.append(line(label, look, along[axis], along["mean"], **more))
+            layout = style.layout(_word(axis), metric.axis, height=380) | {"showlegend": len(traces) > 1}
+            heading = ", ".join(filter(None, (metric.heading, _group_name(others, key))))
+            panels.append(Panel(heading, traces, layout))
+        caption = "Mean over seeds; bars: ± one standard deviation." + _diverged(table)
         figures.append(Figure(_slug(f"along-{axis}"), f"Along {_word(axis)}", caption, panels, min(2, len(panels))))
     return figures
+
+
+def _looks_along(table: pd.DataFrame, series: list[str]) -> dict[tuple[Any, ...], style.Look]:
+    """A method keeps its colour; its other settings have dashes, or colours where there is one method."""
+    keys = [key for key, _ in _parts(table, series)]
+    if "method" not in series:
+        return dict(zip(keys, style.looks_of(map(str, keys)).values(), strict=True))
+    place, seen = series.index("method"), Counter[str]()
+    colours = style.looks_of(dict.fromkeys(str(key[place]) for key in keys))
+    looks = {}
+    for key in keys:
+        method = str(key[place])
+        dash = style.DASHES[seen[method] % len(style.DASHES)]
+        looks[key] = style.Look(colours[method].colour, dash) if len(series) > 1 else colours[method]
+        seen[method] += 1
+    return looks
+
+
+def _heights(means: list[float], metric: Metric) -> list[float]:
+    """The finite ones, as colours show them."""
+    shown = [math.log10(mean) if metric.log and mean > 0 else mean for mean in means if not metric.log or mean > 0]
+    return [height for height in shown if math.isfinite(height)]
 
 
 def _diverged(table: pd.DataFrame) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from acefl.core.metrics import Target
 from acefl.report import metrics, recorded
 from acefl.report.metrics import Metric
 from acefl.report.recorded import Comparison, Method
@@ -42,19 +43,29 @@ def summary_table(directory: Path) -> pd.DataFrame:
     """One row per method, best mean first: `method`, each metric with its `_std` and whether the method `_leads` by it,
     each cost with its `_std`, `lr`, and the counts `lrs_tried`, `seeds` and `diverged`.
 
-    Ordered by slow-fifth held-out accuracy, or by the nearest thing the task measures. To lead is more than the best
-    mean: see `acefl.report.statistics`.
+    Ordered by what the comparison went by, else by slow-fifth held-out accuracy or the nearest thing the task measures.
+    To lead is more than the best mean: see `acefl.report.statistics`. Where runs had a target, `time_to_target` is the
+    mean over the `reached` seeds that got there, the order is by it, and nobody leads by another metric: runs ended at
+    different times.
     """
     return table_of(recorded.load(directory))
 
 
 def table_of(comparison: Comparison) -> pd.DataFrame:
     """`summary_table` of what is already read."""
-    shown = metrics.columns(comparison)
-    leading = {metric.key: leaders(*scores_of(comparison.methods, metric)) for metric in shown}
+    shown, target = metrics.columns(comparison), comparison.target
+    leading = {metric.key: set[str]() for metric in shown}
+    if target is None:
+        leading = {metric.key: leaders(*scores_of(comparison.methods, metric)) for metric in shown}
+    first = leaders(times_to(comparison, target)) if target is not None else set()
     rows = []
     for method in comparison.methods:
         row: dict[str, object] = {"method": method.label}
+        if target is not None:
+            times = [time for run in method.runs if math.isfinite(time := run.time_to(target))]
+            spread = over_seeds(times) if times else Spread(math.nan, math.nan)
+            row |= {metrics.TIME_TO_TARGET: spread.mean, f"{metrics.TIME_TO_TARGET}_std": spread.std}
+            row |= {f"{metrics.TIME_TO_TARGET}_leads": method.label in first, "reached": len(times)}
         for metric in shown:
             spread = over_seeds(method.finals(metric.key))
             row |= {metric.key: spread.mean, f"{metric.key}_std": spread.std}
@@ -66,18 +77,32 @@ def table_of(comparison: Comparison) -> pd.DataFrame:
             row
             | {"lr": method.lr, "lrs_tried": len(method.tuning), "seeds": len(method.runs), "diverged": method.diverged}
         )
-    table = _best_first(pd.DataFrame(rows), metrics.primary(comparison))
-    table.attrs["time"] = comparison.time_heading
+    order = metrics.primary(comparison)
+    if target is not None and not comparison.by:
+        order = metrics.time_to_target(target.words(comparison.better))
+    table = _best_first(pd.DataFrame(rows), order)
+    table.attrs |= {"time": comparison.time_heading, "better": dict(comparison.better)}
+    if target is not None:
+        table.attrs["target"] = target.words(comparison.better)
     return table
+
+
+def times_to(comparison: Comparison, target: Target) -> Scores:
+    """When every method reached the target, on the seeds that all of them have; infinity where it did not."""
+    runs = {method.label: {run.seed: run for run in method.runs} for method in comparison.methods}
+    seeds = [seed for seed in comparison.seeds if all(seed in own for own in runs.values())]
+    metric = metrics.time_to_target(target.words(comparison.better))
+    return {name: metric.scores(own[seed].time_to(target) for seed in seeds) for name, own in runs.items()}
 
 
 def readable(table: pd.DataFrame) -> pd.DataFrame:
     """The table as text, under headings for people: `0.971 ± 0.004`."""
     columns: dict[str, list[str]] = {"method": [str(label) for label in table["method"]]}
     for metric in _metrics_in(table):
-        columns[metric.heading] = [
+        written = [
             metric.write(mean, std) for mean, std in zip(table[metric.key], table[f"{metric.key}_std"], strict=True)
         ]
+        columns[metric.heading] = _with_counts(table, written) if metric.key == metrics.TIME_TO_TARGET else written
     for cost, usual in COSTS.items():
         columns[table.attrs.get(cost, usual)] = [
             f"{mean:,.0f}" if math.isfinite(mean) else "–" for mean in table[cost].to_numpy(float).tolist()
@@ -116,8 +141,20 @@ def why_bold(table: pd.DataFrame) -> str:
     return bold_explained(len(table), int(table["seeds"].min()), bool(bold(table).any(axis=None)))
 
 
+def _with_counts(table: pd.DataFrame, written: list[str]) -> list[str]:
+    """A mean over some of the seeds says so."""
+    told = []
+    for text, reached, seeds in zip(written, table["reached"], table["seeds"], strict=True):
+        whole = text if reached == seeds else f"{text} ({reached} of {seeds} seeds)"
+        told.append(whole if reached else "not reached")
+    return told
+
+
 def _metrics_in(table: pd.DataFrame) -> list[Metric]:
-    return [metric for metric in metrics.EVERY if metric.key in table.columns]
+    """Those that the table has, in its order."""
+    keys = [str(name).removesuffix("_leads") for name in table.columns if str(name).endswith("_leads")]
+    better, target = table.attrs.get("better", {}), metrics.time_to_target(table.attrs.get("target", "the target"))
+    return [target if key == target.key else metrics.by_key(key, better) for key in keys]
 
 
 def _best_first(table: pd.DataFrame, by: Metric | None) -> pd.DataFrame:

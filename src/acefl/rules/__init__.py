@@ -6,13 +6,16 @@ from typing import Any
 
 from acefl.core.own import is_own, origin, own_method
 from acefl.core.rule import Method
-from acefl.core.settings import Registry, label
+from acefl.core.settings import label
 from acefl.rules.ace import ACE
 from acefl.rules.aced import ACED
 from acefl.rules.area import AREA
 from acefl.rules.asgd import ASGD
 from acefl.rules.ca2fl import CA2FL
+from acefl.rules.calibrated import Calibrated
+from acefl.rules.clipped import Clipped
 from acefl.rules.delay_adaptive import DelayAdaptiveASGD
+from acefl.rules.delayed_nesterov import DelayedNesterov
 from acefl.rules.fadas import FADAS
 from acefl.rules.fedasync import FedAsync
 from acefl.rules.fedavg import FedAdam, FedAvg
@@ -20,18 +23,15 @@ from acefl.rules.fedbuff import FedBuff
 from acefl.rules.fedfa import FedFa
 from acefl.rules.malenia import MaleniaSGD
 from acefl.rules.mifa import MIFA
+from acefl.rules.registry import PLAIN, registry_of
+from acefl.rules.rescaled import RescaledASGD
 from acefl.rules.ringleader import RingleaderASGD
 from acefl.rules.ringmaster import RingmasterASGD
 from acefl.rules.robust import RobustACE
 from acefl.rules.stale_weight import FedStaleWeight
 
-_ALL = (
-    *(ACE, ACED, CA2FL, FedBuff, ASGD, DelayAdaptiveASGD, RobustACE),
-    *(RingmasterASGD, RingleaderASGD, MaleniaSGD, MIFA, FedStaleWeight),
-    *(FedAsync, FedFa, AREA, FADAS, FedAvg, FedAdam),
-)
-METHODS: dict[str, type[Any]] = {method.__name__: method for method in _ALL}
-_REGISTRY: Registry[Method] = Registry("method", METHODS, "ACED(tau=300)")
+METHODS: dict[str, type[Any]] = {**PLAIN, "Clipped": Clipped}
+_REGISTRY = registry_of(METHODS)
 
 
 def parse(text: str) -> Method:
@@ -61,7 +61,10 @@ __all__ = [
     "FADAS",
     "METHODS",
     "MIFA",
+    "Calibrated",
+    "Clipped",
     "DelayAdaptiveASGD",
+    "DelayedNesterov",
     "FedAdam",
     "FedAsync",
     "FedAvg",
@@ -69,6 +72,7 @@ __all__ = [
     "FedFa",
     "FedStaleWeight",
     "MaleniaSGD",
+    "RescaledASGD",
     "RingleaderASGD",
     "RingmasterASGD",
     "RobustACE",

@@ -37,14 +37,14 @@ class MaleniaSGD(Method):
         require(bool(str(self.home)), "home is empty; allowed: 'memory', 'device' or a path")
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
-        return MaleniaRule(clients, ClientMeans(clients, like, self.home), self.batch)
+        return MaleniaSGDRule(clients, ClientMeans(clients, like, self.home), self.batch)
 
     @property
     def tasks_per_step(self) -> float:
         return self.batch
 
 
-class MaleniaRule(Rule):
+class MaleniaSGDRule(Rule):
     saved = ("_members", "_means")
 
     def __init__(self, clients: int, means: ClientMeans, batch: float) -> None:

@@ -36,10 +36,10 @@ class RingleaderASGD(Method):
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         second = self.home if self.home in ("memory", "device") else f"{os.fspath(self.home)}-next"
         tables = ClientMeans(clients, like, self.home), ClientMeans(clients, like, second)
-        return RingleaderRule(clients, *tables)
+        return RingleaderASGDRule(clients, *tables)
 
 
-class RingleaderRule(Rule):
+class RingleaderASGDRule(Rule):
     saved = ("_members", "_collecting", "_owed", "_due", "_opening")
 
     def __init__(self, clients: int, current: ClientMeans, following: ClientMeans) -> None:

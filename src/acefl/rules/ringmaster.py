@@ -30,10 +30,10 @@ class RingmasterASGD(Method):
             check_count("threshold", self.threshold)
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
-        return RingmasterRule(like, self.threshold or clients)
+        return RingmasterASGDRule(like, self.threshold or clients)
 
 
-class RingmasterRule(FedBuffRule):
+class RingmasterASGDRule(FedBuffRule):
     """Vanilla ASGD for what is fresh enough, deaf to the rest."""
 
     def __init__(self, like: Vector, threshold: int) -> None:

@@ -52,14 +52,18 @@ class FedStaleWeightRule(Rule):
         return sum(self._counts.values()) >= self._buffer
 
     def direction(self) -> Vector:
+        self._direction.zero_()
+        for client, share in self._shares().items():
+            self._direction.add_(self._sums[client], alpha=share)
+        return self._direction
+
+    def _shares(self) -> dict[int, float]:
+        """What each update of a client in the buffer is multiplied by."""
         weights = {client: self._staleness[client] / self._visits[client] for client in self._sums}
         if not any(weights.values()):
             weights = dict.fromkeys(weights, 1.0)
         total = sum(weight * self._counts[client] for client, weight in weights.items())
-        self._direction.zero_()
-        for client, weight in weights.items():
-            self._direction.add_(self._sums[client], alpha=weight / total)
-        return self._direction
+        return {client: weight / total for client, weight in weights.items()}
 
     def clear(self) -> None:
         self._sums, self._counts = {}, {}

@@ -42,8 +42,8 @@ class RunDirectory:
         sync_directory(self._path)
         sync_directory(self._path.parent)
 
-    def save(self, state: State) -> None:
-        """Write a checkpoint. If that fails the last good one stays, and the run goes on."""
+    def save(self, state: State) -> bool:
+        """Write a checkpoint; whether it was written. If not, the last good one stays, and the run goes on."""
         try:
             self._checkpoints.save(state)
         except OSError as error:
@@ -52,6 +52,7 @@ class RunDirectory:
             self._failing = True
         else:
             self._failing = False
+        return not self._failing
 
     def send_log(self) -> SendLog:
         """The note of whom tasks were sent to, from the start of the run on, however often it was interrupted."""

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from acefl.core.errors import require
+from acefl.core.metrics import SMALLER, declared, direction
 from acefl.core.types import State, Step, Vector
 from acefl.fleets.scenario import fastest, slowest
 from acefl.tasks.base import Evaluation, Task, scores_by_speed
@@ -46,6 +47,7 @@ class Evaluator:
         self._done = 0
         self._rows: dict[tuple[int, int], Row] = {}  # by model version and arrivals
         self._scores: dict[str, dict[int, float]] = {}  # each client's latest
+        self.better: dict[str, str] = {}  # which way a metric is better, as evaluations say
 
     @property
     def rows(self) -> list[Row]:
@@ -97,6 +99,7 @@ class Evaluator:
         place: Row = {"step": step.version, "arrival": step.arrivals, "time": step.time}
         row = self._rows.setdefault((step.version, step.arrivals), place)
         row.update(found.metrics)
+        self._declare(found)
         columns = found.per_client()
         if columns:
             means = self._mean_times()
@@ -105,6 +108,12 @@ class Evaluator:
             answered = range(len(values)) if found.answered is None else sorted(found.answered)
             self._scores.setdefault(name, {}).update({client: float(values[client]) for client in answered})
         return row
+
+    def _declare(self, found: Evaluation) -> None:
+        """What a task has for its objective gets smaller as it gets better, unless the task says other."""
+        self.better |= declared(found.better)
+        if self._objective is not None and direction(self._objective, self.better) is None:
+            self.better[self._objective] = SMALLER
 
     def scores(self, client: int) -> Row:
         """The client's latest scores: on the data that it trains on, and held out where there are such."""
@@ -134,6 +143,7 @@ class Evaluator:
     def state_dict(self) -> State:
         return {
             "done": self._done,
+            "better": dict(self.better),
             "rows": [[[name, value] for name, value in row.items()] for row in self.rows],
             "scores": {
                 name: [[client, value] for client, value in known.items()] for name, known in self._scores.items()
@@ -142,6 +152,7 @@ class Evaluator:
 
     def load_state_dict(self, state: State) -> None:
         self._done = int(state["done"])
+        self.better = dict(state.get("better", {}))  # states of earlier versions have no such metrics
         rows = [{name: value for name, value in row} for row in state["rows"]]
         self._rows = {(int(row["step"]), int(row["arrival"])): row for row in rows}
         self._scores = {name: {client: value for client, value in known} for name, known in state["scores"].items()}

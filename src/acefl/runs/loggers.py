@@ -69,7 +69,7 @@ class Logger(Observer):
     def _each_client(self) -> dict[str, list[float]]:
         run = self._watched()
         rows = run.clients() if run is not None else []
-        names = [name for name in rows[0] if name not in ("client", "mean_time", "samples")] if rows else []
+        names = [name for name in rows[0] if name not in ("client", "name", "mean_time", "samples")] if rows else []
         known = {name: [row[name] for row in rows if math.isfinite(row[name])] for name in names}
         return {name: values for name, values in known.items() if values}
 

@@ -39,7 +39,7 @@ class RunInProgress(Protocol):
         """Every client's mean task time; of real clients, as measured so far."""
         ...
 
-    def clients(self) -> list[dict[str, float]]:
+    def clients(self) -> list[dict[str, Any]]:
         """One row per client, with what the observers know of it."""
         ...
 
@@ -104,7 +104,7 @@ def check_savable(observers: Sequence[Observer]) -> None:
         require(known, f"{type(observer).__name__} cannot be saved: an observer needs state_dict and load_state_dict")
 
 
-def add_columns(clients: list[dict[str, float]], observers: Sequence[Observer]) -> list[dict[str, float]]:
+def add_columns(clients: list[dict[str, Any]], observers: Sequence[Observer]) -> list[dict[str, Any]]:
     """The clients' rows with what the observers know of each."""
     for columns in methods(observers, "per_client"):
         for name, values in columns().items():

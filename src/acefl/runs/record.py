@@ -17,7 +17,7 @@ import shlex
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -26,6 +26,7 @@ import torch
 
 from acefl.core.errors import InvalidInput, require
 from acefl.core.files import atomic_directory, json_object, read_json, read_text, write_json
+from acefl.core.metrics import PLACE, Better, Reached, Target, check_measured
 from acefl.core.settings import plain
 from acefl.core.state import blocks, lend
 from acefl.core.types import Arrival, State, Vector
@@ -145,7 +146,7 @@ class Run:
         arrivals: Accepted arrivals.
         time: When it ended, in the fleet's time.
         participation: Accepted arrivals per client.
-        clients: One row per client: speed, samples, participation, accuracy, loss.
+        clients: One row per client: name (where clients have one), speed, samples, participation, accuracy, loss.
         events: One row per upload.
         refused: Refused arrivals by reason.
         refused_by_client: The same for each client; unknown clients as -1.
@@ -160,7 +161,7 @@ class Run:
     arrivals: int
     time: float
     participation: list[int] = field(repr=False)
-    clients: list[dict[str, float]] = field(repr=False)  # mean_time, samples, participation, accuracy, loss, last_sent
+    clients: list[dict[str, Any]] = field(repr=False)
     events: pd.DataFrame = field(repr=False)
     refused: dict[str, int] = field(default_factory=dict)
     refused_by_client: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)  # unknown clients as -1
@@ -170,7 +171,26 @@ class Run:
     @property
     def final(self) -> dict[str, float]:
         """The metrics of the last evaluation."""
-        return {name: value for name, value in self.metrics[-1].items() if name not in ("step", "arrival", "time")}
+        return {name: value for name, value in self.metrics[-1].items() if name not in PLACE}
+
+    @property
+    def better(self) -> Better:
+        """Which way metrics are better that are not acefl's own, as recorded."""
+        return dict(self.config.get("better", {}))
+
+    def time_to(self, metric: str, value: float) -> Reached | None:
+        """When an evaluation first reached this value: its time, arrivals and steps; None: none did.
+
+        At least the value, or at most, by which way the metric is better. Nothing between evaluations is guessed: the
+        more `evaluations`, the finer.
+
+        Args:
+            metric: A column of `history`.
+            value: To reach.
+        """
+        measured = {name: found for row in self.metrics for name, found in row.items()}
+        check_measured(metric, measured, self.better)
+        return Target.of((metric, value)).first(self.metrics, self.better)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -185,7 +205,18 @@ class Run:
             "diverged": self.diverged,
             "refused": self.refused,
             "refused_by_client": {str(client): reasons for client, reasons in self.refused_by_client.items()},
+            **self._target,
         }
+
+    @property
+    def _target(self) -> dict[str, Any]:
+        """Whether and when the target was reached, where the run had one."""
+        aimed = self.config["stop"].get("target")
+        if aimed is None:
+            return {}
+        aim = Target.of(aimed)
+        found = aim.first(self.metrics, self.better)
+        return {"target": {**asdict(aim), "reached": asdict(found) if found is not None else None}}
 
     @cached_property
     def history(self) -> pd.DataFrame:
@@ -193,6 +224,13 @@ class Run:
         import pandas as pd
 
         return pd.DataFrame(self.metrics)
+
+    @cached_property
+    def by_client(self) -> pd.DataFrame:
+        """The rows of `clients`, by name; by number where clients have no names."""
+        import pandas as pd
+
+        return pd.DataFrame(self.clients).set_index("name" if "names" in self.config else "client")
 
     def save(self, directory: str | os.PathLike[str]) -> Path:
         """Write the run directory: all of it, or nothing."""

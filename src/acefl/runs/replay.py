@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from acefl import tasks
 from acefl.core.errors import NothingInFlight, require
+from acefl.core.names import listed
 from acefl.core.rule import Method, Upload
 from acefl.core.settings import label
 from acefl.core.stop import Stop
@@ -27,7 +28,7 @@ from acefl.runs import record
 from acefl.runs.record import Run
 from acefl.runs.saving import run_to_end
 from acefl.runs.training import Training
-from acefl.tasks.base import Task
+from acefl.tasks.base import Task, client_names
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,9 @@ def replay(
         not rule.rounds,
         f"{label(rule)} decides who works when, which a recorded run has decided already",
     )
+    names, own_names = recorded.config.get("names"), client_names(built)
+    other = names is not None and own_names is not None and names != own_names
+    require(not other, f"the task's clients are {listed(own_names or ())}; the run's were {listed(names or ())}")
     differences = rule.uploads is Upload.CHANGE
     fleet = ReplayFleet(trace, built, int(recorded.config["seed"]), differences=differences)
     training = Training(
@@ -216,6 +220,7 @@ def replay(
             "seed": recorded.config["seed"],
             "task": built.describe(),
             "scenario": {**recorded.config["scenario"], "replay_of": recorded.config["label"]},
+            **({"names": names} if names is not None else {}),
         },
         evaluations=evaluations,
         task=built,

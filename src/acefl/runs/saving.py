@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from acefl.core.errors import require
+from acefl.core.errors import Interrupted, require
 from acefl.core.files import CHECKPOINT
 from acefl.core.settings import plain
 from acefl.core.state import lending
@@ -61,7 +61,7 @@ def run_to_end(
                 if saved["training"] is not None:
                     training.load_state_dict(saved["training"])
                 training.fleet.already_sent(sent.counts)
-                log.info("resumed at %d arrivals", training.server.accepted)
+                _note(f"found a checkpoint in {out}: resumed", "resumed", training)
             else:
                 directory.begin({"run": settings, "training": None})
             return train(training, settings, checkpoint, directory, progress, after_turn, before_last)
@@ -90,21 +90,42 @@ def train(
     after_turn: AfterTurn | None = None,
     before_last: Callable[[], None] | None = None,
 ) -> Run:
-    """The one loop with checkpoints."""
+    """The one loop with checkpoints. Where `after_turn` raises Interrupted, one is left behind."""
     saved = training.server.accepted
+
+    def save() -> None:
+        with lending():
+            written = directory.save({"run": settings, "training": training.state_dict()})
+        if written:
+            _note("a checkpoint", "checkpoint", training)
 
     def save_when_due(step: Step, spent: float) -> None:
         nonlocal saved
-        if after_turn is not None:
-            after_turn(step, spent)
+        try:
+            if after_turn is not None:
+                after_turn(step, spent)
+        except Interrupted:
+            save()
+            raise
         if step.arrivals - saved >= every.arrivals and spent < 1.0:
             saved = step.arrivals
-            with lending():
-                directory.save({"run": settings, "training": training.state_dict()})
+            save()
 
     finished = training.complete(progress, save_when_due, before_last)
     directory.finish(finished)
     return finished
+
+
+def _note(what: str, event: str, training: Training) -> None:
+    arrivals, steps = training.server.accepted, training.server.version
+    facts = {"event": event, "arrivals": arrivals, "steps": steps}
+    log.info("%s at %d arrivals and %d steps", what, arrivals, steps, extra={"facts": facts})
+
+
+def recorded_lr(out: Path) -> float | None:
+    """The learning rate of the run that was interrupted in `out`; None: there is none."""
+    with _claimed(out) as (directory, interrupted):
+        return float(directory.load()["run"]["config"]["lr"]) if interrupted else None
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from acefl.runs.observers import Observer
 from acefl.runs.record import Run
 from acefl.runs.saving import run_from_start, run_to_end
 from acefl.runs.training import Progress, Training
-from acefl.tasks.base import Task
+from acefl.tasks.base import Task, client_names
 
 
 def simulate(
@@ -111,7 +111,7 @@ def simulation(
 ) -> Training:
     """A run in virtual time that has not begun. `compiled`: whether gradients are to be; None: as the task says."""
     scenario = _with_rounds(rule, scenario, task.clients)
-    task = _for_run(task, _expected_updates(rule, scenario, stop, task.clients, seed), compiled)
+    task = _for_run(task, _expected_updates(task, rule, scenario, stop, seed), compiled)
     fleet = simulated_fleet(task, scenario, seed, differences=rule.uploads is Upload.CHANGE)
     trace = fleet.durations.trace
     return Training(
@@ -143,17 +143,18 @@ def _for_run(task: Task, updates: float, compiled: bool | None) -> Task:
     return task if choose is None else choose(updates, compiled)
 
 
-def _expected_updates(rule: Method, scenario: Scenario, stop: Stop, clients: int, seed: int) -> float:
+def _expected_updates(task: Task, rule: Method, scenario: Scenario, stop: Stop, seed: int) -> float:
     """About how many updates the budget takes."""
     limits = []
     if stop.arrivals is not None:
         limits.append(float(stop.arrivals))
     if stop.steps is not None:
-        limits.append(float(stop.steps * (rule.arrivals_per_step or clients)))
+        limits.append(float(stop.steps * (rule.arrivals_per_step or task.clients)))
     if stop.time is not None:
-        at_work = scenario.busy(clients) / clients
-        limits.append(stop.time * at_work * sum(1.0 / mean for mean in Durations(scenario, clients, seed).mean))
-    return min(limits)
+        scenario.check(task.clients)
+        means = Durations(scenario, task.clients, seed, client_names(task)).mean
+        limits.append(stop.time * scenario.busy(task.clients) / task.clients * sum(1.0 / mean for mean in means))
+    return min(limits, default=0.0)
 
 
 def _refuse_mixed_up(task: Any, rule: Any, scenario: Any, stop: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from acefl.core.errors import NothingInFlight, require
 from acefl.core.gate import Gate, NormLimit
 from acefl.core.loop import dispatch, run
+from acefl.core.metrics import Reached, check_measured
 from acefl.core.optimizers import Optimizer
 from acefl.core.rule import Method, Upload
 from acefl.core.schedules import Schedule, per_step
@@ -24,7 +25,7 @@ from acefl.rules import imported_from
 from acefl.runs.evaluation import Evaluator, Judge, Row, by_task
 from acefl.runs.observers import Observer, add_columns, call_all, methods
 from acefl.runs.record import FORMAT, Events, Run, TravelEvents, machine
-from acefl.tasks.base import Evaluation, Task
+from acefl.tasks.base import Evaluation, Task, client_names
 
 log = logging.getLogger("acefl")
 
@@ -97,6 +98,9 @@ class Training:
         if norm_limit is not None:
             self.config["norm_limit"] = dataclasses.asdict(norm_limit)
         self.config |= step_record(optimizer, schedule)
+        names = client_names(task)
+        if names is not None:
+            self.config.setdefault("names", names)
         self.evaluator = Evaluator(
             judge,
             evaluations,
@@ -107,6 +111,7 @@ class Training:
         self.sample_counts = dict(enumerate(samples or ()))  # as clients have told them
         self.step = Step(0, 0, 0.0, False)
         self._last_step = 0  # arrivals when the model last changed
+        self._reached: Reached | None = None  # the target, if there is one
         steps_alone = stop.arrivals is None and stop.time is None
         self._patience = _patience(method, self.mean_times()) if fleet.virtual and steps_alone else math.inf
         self._seconds = 0.0
@@ -126,7 +131,7 @@ class Training:
         if not self.evaluator.rows:
             self._look(0.0)
             self._check_start()
-        if self.evaluator.hopeless:
+        if self.evaluator.hopeless or self._reached:
             return
         counts_steps = self._patience != math.inf
         try:
@@ -146,7 +151,7 @@ class Training:
                     self._look_last()
                 self._seconds = time.perf_counter() - began
                 yield step, spent
-                if stuck or (looks and self.evaluator.hopeless):
+                if stuck or (looks and self.evaluator.hopeless) or self._reached:
                     return
                 if counts_steps:
                     self._check_progress()
@@ -185,6 +190,23 @@ class Training:
         for row in rows:
             for observer in self.observers:
                 observer.evaluated(row)
+        self._look_for_target(rows)
+
+    def _look_for_target(self, rows: Sequence[Row]) -> None:
+        aim, better = self.stop.aim, self.evaluator.better
+        if aim is None or self._reached:
+            return
+        if self.task is not None and rows and rows[0]["arrival"] == rows[0]["step"] == 0:
+            check_measured(aim.metric, rows[0], better)
+        self._reached = aim.first(rows, better)
+
+    @property
+    def _ended(self) -> dict[str, str]:
+        """Why the run ended, where that was not the end of its budget."""
+        if self._reached is None or self.stop.aim is None:
+            return {}
+        reached = f"{self.stop.aim.words(self.evaluator.better)} was reached after {self._reached.arrivals:,} arrivals"
+        return {"ended": reached}
 
     def _check_start(self) -> None:
         """A loss that is not finite before anything was learnt comes from the data, and no method could be judged."""
@@ -193,7 +215,7 @@ class Training:
         assert self.task is not None
         losses = [self.evaluator.scores(client)["loss"] for client in range(self.fleet.clients)]
         broken = [client for client, loss in enumerate(losses) if not math.isfinite(loss)]
-        named = ", ".join(map(str, broken[:5])) + (" and others" if len(broken) > 5 else "")
+        named = ", ".join(map(self.name_of, broken[:5])) + (" and others" if len(broken) > 5 else "")
         objective = self.task.objective
         require(False, f"{objective} is not finite at the starting model; clients with such data: {named}")
 
@@ -226,15 +248,22 @@ class Training:
             self.server.count_refusal(refusal.client, refusal.reason)
             nothing = Arrival(refusal.client, self.server.model, refusal.trained_on, self.server.version, -1)
             self.events.add(self.fleet.now, nothing, refusal.reason, refusal.trip)
-            log.warning("refused an answer of client %d: %s", refusal.client, refusal.reason)
+            _log_refusal("an answer", refusal.client, refusal.reason)
 
     def add_evaluation(self, step: Step, found: Evaluation) -> None:
         """Something was found out elsewhere about the model of an earlier step."""
         self._tell_observers([self.evaluator.add(step, found)])
 
+    @property
+    def _declared(self) -> dict[str, Any]:
+        return {"better": dict(self.evaluator.better)} if self.evaluator.better else {}
+
     def finish(self) -> Run:
         """Evaluate the final model and put everything together."""
         self._look_last()
+        aim = self.stop.aim
+        if aim is not None and not any(aim.metric in row for row in self.evaluator.rows):
+            log.warning("the target was never measured: no evaluation says %s", aim.metric)
         return self.result()
 
     def close(self) -> None:
@@ -242,12 +271,19 @@ class Training:
         self.fleet.close()
         self.evaluator.close()
 
-    def clients(self) -> list[Row]:
+    def name_of(self, client: int) -> str:
+        """What a client is called: by its number, where it has no name."""
+        names = self.config.get("names", ())
+        return names[client] if client < len(names) else str(client)
+
+    def clients(self) -> list[dict[str, Any]]:
         """One row per client as of the last evaluation, with what the observers know of it."""
         times, uploads, participation = self.mean_times(), self.fleet.uploads, self._participation
-        clients: list[Row] = [
+        named = "names" in self.config
+        clients: list[dict[str, Any]] = [
             {
                 "client": client,
+                **({"name": self.name_of(client)} if named else {}),
                 "mean_time": times[client],
                 "samples": self.sample_counts.get(client, 0),
                 "participation": participation[client],
@@ -267,7 +303,7 @@ class Training:
 
     def result(self) -> Run:
         return Run(
-            config={**self.config, "clients": self.fleet.clients},
+            config={**self.config, **self._ended, **self._declared, "clients": self.fleet.clients},
             metrics=self.evaluator.rows,
             model=self.server.model,
             steps=self.server.version,
@@ -308,6 +344,7 @@ class Training:
         for give, own in zip(methods(self.observers, "load_state_dict"), state["observers"], strict=True):
             give(own)
         self._last_step, self._seconds = int(state["last_step"]), float(state["seconds"])
+        self._look_for_target(self.evaluator.rows)
         self.step = Step(self.server.accepted, self.server.version, self.fleet.now, False)
 
 
@@ -324,7 +361,7 @@ class _Arrivals:
         self._events.add(now, arrival, reason, trip)
         if trip is not None:
             if reason and not self._fleet.virtual:
-                log.warning("refused an update of client %d: %s", arrival.client, reason)
+                _log_refusal("an update", arrival.client, reason)
             if not reason:
                 seconds, count = self._work.get(arrival.client, (0.0, 0))
                 self._work[arrival.client] = seconds + now - trip.sent, count + 1
@@ -346,6 +383,11 @@ class _Arrivals:
         self._work = {client: (seconds, count) for client, seconds, count in state["work"]}
 
 
+def _log_refusal(what: str, client: int, reason: str) -> None:
+    facts = {"event": "refused", "client": client, "reason": reason}
+    log.warning("refused %s of client %d: %s", what, client, reason, extra={"facts": facts})
+
+
 def _patience(method: Method, mean_times: Sequence[float]) -> int:
     """Arrivals without a step after which none is to be expected: 400 times what comes in while the slowest client does
     the tasks that one step takes, and 2,000 more."""
@@ -362,7 +404,7 @@ def configuration(method: Method, lr: float, stop: Stop, dim: int) -> dict[str, 
             "rule": settings_of(method),
             "lr": lr,
             "seed": 0,
-            "stop": dataclasses.asdict(stop),
+            "stop": stop.record(),
             "dim": dim,
             "machine": machine(),
         }

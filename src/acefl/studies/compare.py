@@ -22,6 +22,7 @@ from acefl.fleets.scenario import Scenario
 from acefl.rules import imported_from
 from acefl.runs.record import FORMAT, command_line, machine, run_name
 from acefl.studies.jobs import Job, Progress, open_jobs
+from acefl.studies.objective import Objective
 from acefl.studies.search import LearningRateSearch
 from acefl.studies.spec import (
     DEFAULT_SCENARIO,
@@ -32,6 +33,7 @@ from acefl.studies.spec import (
     TUNING_SEED,
     RunSpec,
 )
+from acefl.tasks.base import client_names
 from acefl.tasks.sources import TaskSource, build_task, built_once
 
 
@@ -45,6 +47,7 @@ def compare(
     seeds: Sequence[int] = DEFAULT_SEEDS,
     lr: float | None = None,
     lr_centre: float = 0.25,
+    by: str | None = None,
     evaluations: int = 50,
     workers: int | None = None,
     title: str = "",
@@ -65,10 +68,12 @@ def compare(
         methods: Settings of the methods, each once.
         out: Directory to write.
         scenario: Speeds, clock and dropouts.
-        stop: Budget of each run.
+        stop: Budget of each run; with a target, runs end there (not the trials of rates), and the time to it is shown.
         seeds: Seeds to report.
         lr: One rate for all; None: tune each.
         lr_centre: Where the search for a rate starts.
+        by: The metric that rates are chosen by and methods are ordered by, such as `heldout_client_loss`; None: rates
+            by the task's objective.
         evaluations: Per run, at even shares of the budget.
         workers: Processes; None: one per core, at most 8.
         title: Of the report.
@@ -90,7 +95,8 @@ def compare(
         require(optimizer is None or not own, f"optimizer is {optimizer}, which {label(rule)} cannot be run with")
     task = built_once(task)
     first = build_task(task, seeds[0])
-    scenario.check(first.clients)
+    scenario.check(first.clients, client_names(first))
+    objective = Objective.of(first, by, stop)
     began = time.perf_counter()
     with atomic_directory(Path(out)) as folder:
         plan = RunSpec(
@@ -99,6 +105,7 @@ def compare(
             probe=probe,
             optimizer=optimizer,
             schedule=schedule,
+            by=objective,
         )
         contenders = [
             _Contender(dataclasses.replace(plan, rule=rule), LearningRateSearch(lr_centre))
@@ -107,14 +114,16 @@ def compare(
             for rule in methods
         ]
         _run(contenders, seeds, folder / "runs", workers, progress)
-        described = first.describe() if callable(task) else dict(task)
+        made_by = first.describe()
+        described = made_by if callable(task) else {**task, "client_work": made_by.get("client_work")}
         content = {
             "format": FORMAT,
             "title": title or f"{len(methods)} methods on {described.get('name', 'a task')}",
             "task": described,
-            "objective": first.objective,
+            "objective": objective.metric,
+            **({"by": by} if by is not None else {}),
             "scenario": scenario.record(),
-            "stop": dataclasses.asdict(stop),
+            "stop": stop.record(),
             "seeds": list(seeds),
             **step_record(optimizer, schedule),
             "methods": [contender.describe(seeds) for contender in contenders],
@@ -138,10 +147,15 @@ class _Contender:
     def name(self) -> str:
         return label(self.plan.rule)
 
+    @property
+    def objective(self) -> Objective:
+        assert self.plan.by is not None
+        return self.plan.by
+
     def next_jobs(self, seeds: Sequence[int], folder: Path | None) -> list[Job]:
         """Rates to try or, once the best is known, the reported runs; nothing while others are still out."""
         if self.search is not None:
-            trial = dataclasses.replace(self.plan, evaluations=4, watch=False, probe=None)
+            trial = self.plan.as_trial(evaluations=4)
             rates = self.search.ask()
             if rates or not self.search.done:
                 return [
@@ -169,7 +183,7 @@ class _Contender:
             "rule": settings_of(rule),
             **imported_from(rule),
             "lr": self.plan.lr,
-            "tuning": [{"lr": rate, "score": score} for rate, score in tried],
+            "tuning": [{"lr": rate, "score": self.objective.cost(cost)} for rate, cost in tried],
             "runs": [f"runs/{run_name(self.name, seed)}" for seed in seeds],
         }
 
@@ -198,7 +212,7 @@ def _run(
             contender, rate = end.job.key
             score, done = end.result(), done + 1
             if rate is not None:
-                contender.search.tell(rate, score)
+                contender.search.tell(rate, contender.objective.cost(score))
                 jobs.add(*contender.next_jobs(seeds, folder))
             tell(end.job.words)
 
@@ -210,12 +224,15 @@ def search_rate(
     scenario: Scenario = DEFAULT_SCENARIO,
     stop: Stop = DEFAULT_STOP,
     lr_centre: float = 0.25,
+    by: str | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> LearningRateSearch:
     """The learning-rate search of `compare` for one method: its best rate and every rate tried."""
     task = built_once(task)
-    scenario.check(build_task(task, TUNING_SEED).clients)
+    built = build_task(task, TUNING_SEED)
+    scenario.check(built.clients)
     search = LearningRateSearch(lr_centre)
-    _run([_Contender(RunSpec(task, rule, math.nan, scenario, stop, TUNING_SEED), search)], (), None, workers, progress)
+    plan = RunSpec(task, rule, math.nan, scenario, stop, TUNING_SEED, by=Objective.of(built, by, stop))
+    _run([_Contender(plan, search)], (), None, workers, progress)
     return search

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from acefl.rules import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff
 from acefl.runs.observers import Observer
 from acefl.runs.record import Run
 from acefl.runs.simulate import simulate
+from acefl.studies.objective import Objective
 from acefl.tasks.sources import TaskSource, build_task
 
 PAPER_METHODS: tuple[Method, ...] = (ACE(), ACED(tau=300), CA2FL(), FedBuff(), ASGD(), DelayAdaptiveASGD())
@@ -44,6 +45,7 @@ class RunSpec:
     probe: int | None = None  # measure the error terms of a step every so many arrivals
     optimizer: Optimizer | None = None
     schedule: Schedule | None = None
+    by: Objective | None = None  # what a search goes by; None: the task's objective
 
     def run(self, observers: Sequence[Observer] = ()) -> Run:
         watchers: list[Observer] = [Participation()] if self.watch else []
@@ -68,10 +70,13 @@ class RunSpec:
         self.run()
 
     def score(self) -> float:
-        """The task's objective at the end, smaller is better; infinite if the run diverged."""
-        return score_of(self.run())
+        """What the search goes by, at the end."""
+        return self.score_of(self.run())
 
+    def score_of(self, run: Run) -> float:
+        return (self.by or Objective(run.config["objective"])).score(run)
 
-def score_of(run: Run) -> float:
-    score = math.inf if run.diverged else run.final[run.config["objective"]]
-    return score if math.isfinite(score) else math.inf
+    def as_trial(self, evaluations: int) -> RunSpec:
+        """The same for a search: to the end of its limits, where scores compare, and with nothing recorded."""
+        stop = dataclasses.replace(self.stop, target=None)
+        return dataclasses.replace(self, stop=stop, evaluations=evaluations, watch=False, probe=None)

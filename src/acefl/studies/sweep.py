@@ -13,29 +13,33 @@ A grid is a TOML file:
     spread = [1.0, 30.0]
     [stop]
     arrivals = 5000
+    target = "accuracy=0.9"               # if wanted: a run ends at the first evaluation that reaches it
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from acefl.core import optimizers, schedules
 from acefl.core.errors import InvalidInput, require
-from acefl.core.files import claim, write_json
+from acefl.core.files import claim, read_json, write_json
 from acefl.core.settings import build
 from acefl.core.stop import Stop
 from acefl.fleets.scenario import Scenario
 from acefl.rules import parse
 from acefl.runs.record import FORMAT, machine, settings_name
 from acefl.studies.jobs import Job, Progress, open_jobs
+from acefl.studies.objective import Objective
 from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, RunSpec
+from acefl.tasks.sources import build_task
 
 KEYS = ("method", "lr", "optimizer", "schedule", "seed", "evaluations", "task", "scenario", "stop")
 Settings = dict[str, Any]  # "method" -> "ACE", "task.alpha" -> 0.1, ...
@@ -58,7 +62,7 @@ class Cell:
             rule=parse(str(settings.get("method", "ACE"))),
             lr=_number("lr", settings["lr"]),
             scenario=build(Scenario, _part(settings, "scenario", dataclasses.asdict(DEFAULT_SCENARIO)), "scenario"),
-            stop=build(Stop, _part(settings, "stop", {}) or dataclasses.asdict(DEFAULT_STOP), "stop"),
+            stop=build(Stop, _limited(_part(settings, "stop", {})), "stop"),
             seed=_whole("seed", settings.get("seed", 0)),
             evaluations=_whole("evaluations", settings.get("evaluations", 50)),
             out=folder / "cells" / self.name,
@@ -143,6 +147,7 @@ def sweep(
     *,
     workers: int | None = None,
     ray: str | None = None,
+    by: str | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
     """Make every run of the grid that is not there yet.
@@ -150,12 +155,16 @@ def sweep(
     Cells land in `out/cells`, each whole or not at all, so a killed sweep goes on where it was when called again. A
     cell that fails is written down and does not stop the others; the next call tries it again. `ray` is the address of
     a Ray cluster ("local" starts one here) that shares this file system; without it cells run in worker processes.
+    `by` is the metric that the report is about.
     """
     folder = Path(out)
     cells = grid.cells()
     for cell in cells:
         _check(cell, folder)
+    _check_metrics(cells, folder, by)
     claim(folder / "sweep.json", {"format": FORMAT, "axes": grid.axes, "fixed": grid.fixed}, "sweep", machine=machine())
+    if by is not None:
+        write_json(folder / "sweep.json", {**read_json(folder / "sweep.json"), "by": by})
     (folder / "cells").mkdir(exist_ok=True)
     failures: dict[str, str] = {}
 
@@ -186,6 +195,17 @@ def _check(cell: Cell, folder: Path) -> None:
         spec.scenario.check(_whole("task.clients", clients))
 
 
+def _check_metrics(cells: Sequence[Cell], folder: Path, by: str | None) -> None:
+    """Refuse a metric to go by, and a target, that a task does not measure: each kind of task is built once for it."""
+    checked: set[str] = set()
+    for cell in cells:
+        spec = cell.spec(folder)
+        kind = json.dumps([_part(cell.settings, "task", {}), spec.stop.target], sort_keys=True, default=str)
+        if (by is not None or spec.stop.target is not None) and kind not in checked:
+            checked.add(kind)
+            Objective.of(build_task(spec.task, spec.seed), by, spec.stop)
+
+
 def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in content.items():
         if isinstance(value, Mapping):
@@ -197,6 +217,11 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 def _part(settings: Settings, head: str, base: dict[str, Any]) -> dict[str, Any]:
     own = {key.removeprefix(f"{head}."): value for key, value in settings.items() if key.startswith(f"{head}.")}
     return {**base, **own} if own or head != "stop" else {}
+
+
+def _limited(stop: dict[str, Any]) -> dict[str, Any]:
+    """A budget with limits: the default ones, where none is given."""
+    return stop if set(stop) - {"target"} else {**DEFAULT_STOP.record(), **stop}
 
 
 def _number(name: str, value: Any) -> float:

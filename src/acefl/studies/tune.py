@@ -22,12 +22,14 @@ from acefl.core.files import JsonLines, is_new, write_json
 from acefl.core.rule import Method
 from acefl.core.settings import label, plain, settings_of
 from acefl.core.stop import Stop
-from acefl.fleets.scenario import Scenario, read_trace
+from acefl.fleets.scenario import Scenario
 from acefl.rules import ACE, imported_from
 from acefl.runs.record import FORMAT, command_line, machine
 from acefl.runs.simulate import simulation
 from acefl.studies.jobs import Job, Jobs, Progress, open_jobs
-from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, TUNING_SEED, RunSpec, score_of
+from acefl.studies.objective import Objective
+from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, TUNING_SEED, RunSpec
+from acefl.tasks.base import client_names
 from acefl.tasks.sources import TaskSource, build_task, built_once
 
 QUARTERS = (1, 2, 4)  # of a run's budget: where a trial may end
@@ -63,7 +65,7 @@ class Trial:
 
     settings: dict[str, float]
     quarters: int = 0  # of a run
-    score: float = math.inf  # the task's objective there; infinite if it diverged
+    score: float = math.inf  # what the search goes by there; infinite if it diverged
     arrivals: int = 0  # uploads spent on it, all stages together
 
 
@@ -77,10 +79,11 @@ class Tuning:
     trials: list[Trial]
     budget: float  # whole runs it was allowed to cost
     spent: float  # whole runs it cost, counting a run that diverged as if it had not
+    larger: bool = False  # whether a larger score is better
 
     @property
     def best(self) -> Trial:
-        return _best(self.trials)
+        return _best(self.trials, Objective(self.objective, self.larger))
 
     @property
     def arrivals(self) -> int:
@@ -105,6 +108,7 @@ def tune(
     over: Sequence[str] | None = None,
     budget: float = BUDGET,
     lr_centre: float = 0.25,
+    by: str | None = None,
     out: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -123,6 +127,7 @@ def tune(
         over: What to search beside the rate.
         budget: Whole runs the search may cost.
         lr_centre: Middle of the searched rates.
+        by: The metric to search by, such as `heldout_client_loss`; None: the task's objective.
         out: Directory for scores and report.
         workers: Processes; None: one per core, at most 8.
         progress: Called with jobs done, jobs known and the last one's name.
@@ -131,25 +136,27 @@ def tune(
     check_budget(budget)
     task = built_once(task)
     built = build_task(task, TUNING_SEED)
-    scenario.check(built.clients)
+    scenario.check(built.clients, client_names(built))
     ranges = search_ranges(rule, built.clients, lr_centre, over)
-    plan = RunSpec(task, rule, math.nan, scenario, stop, TUNING_SEED)
+    objective = Objective.of(built, by, stop)
+    plan = RunSpec(task, rule, math.nan, scenario, stop, TUNING_SEED, by=objective)
     described = {
         "format": FORMAT,
         "task": built.describe() if callable(task) else dict(task),
         "method": label(rule),
         "rule": settings_of(rule),
         **imported_from(rule),
-        "objective": built.objective,
+        "objective": objective.metric,
+        **({"larger": True} if objective.larger else {}),
         "scenario": scenario.record(),
-        **({"trace": read_trace(scenario.trace, built.clients)} if scenario.trace is not None else {}),
-        "stop": dataclasses.asdict(stop),
+        **({"trace": scenario.matched(built.clients, client_names(built)).trace} if scenario.trace is not None else {}),
+        "stop": stop.record(),
         "ranges": {name: [one.low, one.high] for name, one in ranges.items()},
         "budget": budget,
     }
-    log = Log(None if out is None else Path(out), described)
+    log = Log(None if out is None else Path(out), described, objective.worst)
     with open_jobs(workers, here=callable(task)) as jobs:
-        tuning = _Search(plan, ranges, built.objective, budget, log, jobs, progress).run()
+        tuning = _Search(plan, ranges, objective, budget, log, jobs, progress).run()
     if out is not None:
         found = {"lr": tuning.lr, "method": label(tuning.rule), "spent": tuning.spent, "arrivals": tuning.arrivals}
         trials = [dataclasses.asdict(trial) for trial in tuning.trials]
@@ -195,7 +202,7 @@ Scored = tuple[float, int]  # a score, and the uploads it took
 class Log:
     """Scores as they come, one JSON line each; kept in memory only without a directory."""
 
-    def __init__(self, folder: Path | None, described: dict[str, Any]) -> None:
+    def __init__(self, folder: Path | None, described: dict[str, Any], worst: float = math.inf) -> None:
         self._lines = None if folder is None else JsonLines(folder / _LOG)
         self._known: dict[str, Scored] = {}
         if folder is None or self._lines is None:
@@ -209,7 +216,7 @@ class Log:
             known, *rows = [row for _, row in self._lines.read()]
             self._known = {
                 self._key(row["settings"], row["quarters"]): (
-                    math.inf if row["score"] is None else float(row["score"]),
+                    worst if row["score"] is None else float(row["score"]),
                     int(row["arrivals"]),
                 )
                 for row in rows
@@ -237,7 +244,7 @@ class _Search:
         self,
         plan: RunSpec,
         ranges: dict[str, Range],
-        objective: str,
+        objective: Objective,
         budget: float,
         log: Log,
         jobs: Jobs,
@@ -256,8 +263,9 @@ class _Search:
             count = max(1, min(GENERATION, int(self._left / each)))
             self._race(self._ask(count, generation))
             generation += 1
-        best = _best(self._trials).settings
-        return Tuning(self._rule(best), best["lr"], self._objective, self._trials, self._budget, self._spent)
+        best, by = _best(self._trials, self._objective).settings, self._objective
+        found = Tuning(self._rule(best), best["lr"], by.metric, self._trials, self._budget, self._spent, by.larger)
+        return found
 
     @property
     def _left(self) -> float:
@@ -267,11 +275,14 @@ class _Search:
         """The next trials: over the whole ranges at first, then over ever smaller parts around the best so far."""
         ranges = self._ranges
         if generation:
-            best = _best(self._trials).settings
+            best = _best(self._trials, self._objective).settings
             ranges = {name: own.around(best[name], 0.25**generation) for name, own in ranges.items()}
         points = spread_evenly(count, len(ranges), first=1 if generation else 0)
         asked = [
-            Trial({name: own.at(share) for (name, own), share in zip(ranges.items(), point, strict=True)})
+            Trial(
+                {name: own.at(share) for (name, own), share in zip(ranges.items(), point, strict=True)},
+                score=self._objective.worst,
+            )
             for point in points
         ]
         self._trials += asked
@@ -280,11 +291,14 @@ class _Search:
     def _race(self, running: list[Trial]) -> None:
         """Take a generation from stage to stage, as far as the budget goes."""
         for quarters in QUARTERS:
-            best = sorted(running, key=lambda one: one.score)[: int(self._left * WHOLE / quarters)]
+            best = sorted(running, key=self._cost)[: int(self._left * WHOLE / quarters)]
             affordable = sorted(best, key=running.index)
             self._score(affordable, quarters)
-            passed = promoted([one.score for one in affordable])
+            passed = promoted([self._cost(one) for one in affordable])
             running = [one for one, good in zip(affordable, passed, strict=True) if good]
+
+    def _cost(self, trial: Trial) -> float:
+        return self._objective.cost(trial.score)
 
     def _score(self, trials: list[Trial], quarters: int) -> None:
         """Run them this far from the start: runs that keep no state between stages can be made anywhere."""
@@ -304,7 +318,8 @@ class _Search:
         self._jobs.run(jobs, recorded=recorded, ended=ended)
 
     def _spec(self, settings: dict[str, float]) -> RunSpec:
-        return dataclasses.replace(self._plan, rule=self._rule(settings), lr=settings["lr"], evaluations=WHOLE)
+        trial = self._plan.as_trial(evaluations=WHOLE)
+        return dataclasses.replace(trial, rule=self._rule(settings), lr=settings["lr"])
 
     def _rule(self, settings: dict[str, float]) -> Method:
         rest = {name: int(value) for name, value in settings.items() if name != "lr"}
@@ -333,9 +348,9 @@ def promoted(scores: Sequence[float]) -> list[bool]:
     return [math.isfinite(score) and score <= half for score, half in zip(scores, halves, strict=True)]
 
 
-def _best(trials: Sequence[Trial]) -> Trial:
-    """Of those that did not diverge, the lowest score among those that went furthest; of equals, the smaller rate."""
-    return min(trials, key=lambda one: (math.isinf(one.score), -one.quarters, one.score, one.settings["lr"]))
+def _best(trials: Sequence[Trial], by: Objective) -> Trial:
+    """Of those that did not diverge, the best score among those that went furthest; of equals, the smaller rate."""
+    return min(trials, key=lambda one: (math.isinf(one.score), -one.quarters, by.cost(one.score), one.settings["lr"]))
 
 
 def _score_until(part: tuple[RunSpec, int]) -> Scored:
@@ -354,4 +369,4 @@ def _score_until(part: tuple[RunSpec, int]) -> Scored:
         if spent >= quarters / WHOLE:
             break
     run = training.result()
-    return score_of(run), len(run.events)
+    return spec.score_of(run), len(run.events)

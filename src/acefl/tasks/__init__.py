@@ -6,20 +6,25 @@ from collections.abc import Callable
 from typing import Any
 
 from acefl.core.errors import InvalidInput, require
+from acefl.tasks import natural
 from acefl.tasks.base import Evaluation, Task
 from acefl.tasks.batch_norm import batch_statistics, carried_statistics
 from acefl.tasks.cifar import cifar10, cifar100
 from acefl.tasks.digits import digits
-from acefl.tasks.local_work import LocalWork
+from acefl.tasks.groups import NamedClients, by_group
+from acefl.tasks.language_model import LanguageModel, language_model
+from acefl.tasks.local_work import LocalSteps, LocalWork
+from acefl.tasks.metrics import Metric
 from acefl.tasks.news20 import news20
 from acefl.tasks.partition import partition
 from acefl.tasks.quadratic import Quadratic, quadratic
-from acefl.tasks.torch_task import LocalSteps, TorchTask
+from acefl.tasks.torch_task import TorchTask
 
 TASKS: dict[str, Callable[..., Task]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
     "digits": digits,
+    **{f"natural.{task.__name__}": task for task in natural.TASKS},
     "news20": news20,
     "quadratic": quadratic,
 }
@@ -31,7 +36,7 @@ def build(description: dict[str, Any]) -> Task:
     Args:
         description: The task's name under `name`, and its arguments.
     """
-    arguments = dict(description)
+    arguments = {name: value for name, value in description.items() if name != "client_work"}  # said, not given
     attack = arguments.pop("attack", None)
     name = arguments.pop("name", None)
     if name not in TASKS:
@@ -55,17 +60,23 @@ def _attacked(task: Task, attack: Any) -> Task:
 __all__ = [
     "TASKS",
     "Evaluation",
+    "LanguageModel",
     "LocalSteps",
     "LocalWork",
+    "Metric",
+    "NamedClients",
     "Quadratic",
     "Task",
     "TorchTask",
     "batch_statistics",
     "build",
+    "by_group",
     "carried_statistics",
     "cifar10",
     "cifar100",
     "digits",
+    "language_model",
+    "natural",
     "news20",
     "partition",
     "quadratic",

@@ -21,7 +21,7 @@ import torch
 from acefl.core import rng as keyed
 from acefl.core.errors import one_of, require
 from acefl.core.types import Vector
-from acefl.tasks.base import Evaluation, Task
+from acefl.tasks.base import Evaluation, Task, client_names
 
 _HOSTILE_STREAM, _REPLAY_STREAM, _NOISE_STREAM = 71, 72, 73
 
@@ -62,7 +62,7 @@ class Attacked:
     def __init__(self, task: Task, attack: str, fraction: float, seed: int, strength: float) -> None:
         self._task, self._attack, self._strength, self._seed = task, attack, strength, seed
         self._described = {"attack": attack, "fraction": fraction, "seed": seed, "strength": strength}
-        self.clients, self.samples = task.clients, task.samples
+        self.clients, self.samples, self.names = task.clients, task.samples, client_names(task)
         self.objective, self.batch_limit = task.objective, task.batch_limit
         drawn = sorted(range(task.clients), key=lambda client: keyed.key(seed, _HOSTILE_STREAM, client))
         self.hostile = frozenset(drawn[: round(fraction * task.clients)])

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
+from acefl.core.metrics import HELD_OUT, LARGER, Better, base, declared, direction
 from acefl.core.types import Vector
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How good a model is: overall metrics, and every client's loss and (where there is one) accuracy.
+    """How good a model is: overall metrics, and every client's loss, accuracy and other scores, where there are such.
 
     Each client's score is there twice where it can be: on the data that the client trains on, and on data that nobody
     trains on (held out). A client of which there is nothing to judge by has NaN, and the means in `metrics` leave it
@@ -26,6 +28,8 @@ class Evaluation:
         heldout_loss: The same on data that nobody trains on.
         heldout_accuracy: The same.
         answered: Whose scores these are, where clients were asked; None: everybody's.
+        client_metrics: Other scores of every client: `f1` on the data that it trains on, `heldout_f1` on others.
+        better: Of metrics that are not acefl's own, which way is better: `{"f1": "larger"}`, or `"smaller"`.
     """
 
     metrics: dict[str, float]
@@ -34,6 +38,11 @@ class Evaluation:
     heldout_loss: torch.Tensor | None = None
     heldout_accuracy: torch.Tensor | None = None
     answered: frozenset[int] | None = None  # whose scores these are, where clients were asked; None: everybody's
+    client_metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    better: Better = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        declared(self.better)
 
     def per_client(self) -> dict[str, torch.Tensor]:
         """Columns of `run.clients`, where there are such scores."""
@@ -42,6 +51,7 @@ class Evaluation:
             "loss": self.client_loss,
             "heldout_accuracy": self.heldout_accuracy,
             "heldout_loss": self.heldout_loss,
+            **self.client_metrics,
         }
         return {name: values for name, values in columns.items() if values is not None}
 
@@ -49,35 +59,38 @@ class Evaluation:
 def scores_by_speed(found: Evaluation, slow: torch.Tensor, fast: torch.Tensor) -> dict[str, float]:
     """Scores of the slowest and the fastest clients and of the worst served, for a row of `run.history`.
 
-    Clients without a score are left out, and counted: `unscored_clients`, `heldout_unscored_clients`.
+    Clients without a score are left out, and counted: `unscored_clients`, `heldout_unscored_clients`, of other scores
+    than loss and accuracy `unscored_f1`, `heldout_unscored_f1`.
     """
     row: dict[str, float] = {}
-    for held, accuracy, loss in (
-        ("", found.client_accuracy, found.client_loss),
-        ("heldout_", found.heldout_accuracy, found.heldout_loss),
-    ):
+    for name, values in found.per_client().items():
+        held, score = (HELD_OUT if name.startswith(HELD_OUT) else ""), base(name)
+        way = direction(score, found.better)
         # then a NaN is no divergence
         sound = found.answered is not None or math.isfinite(found.metrics.get(f"{held}client_loss", math.nan))
-        for score, values, worst in (("accuracy", accuracy, torch.min), ("loss", loss, torch.max)):
-            if values is None:
-                continue
-            scored = ~values.isnan() if sound else torch.ones_like(values, dtype=torch.bool)
-            if not scored.any():
-                continue
-            row[f"{held}slow_{score}"] = float(values[slow][scored[slow]].mean())
-            row[f"{held}fast_{score}"] = float(values[fast][scored[fast]].mean())
+        scored = ~values.isnan() if sound else torch.ones_like(values, dtype=torch.bool)
+        if not scored.any():
+            continue
+        row[f"{held}slow_{score}"] = float(values[slow][scored[slow]].mean())
+        row[f"{held}fast_{score}"] = float(values[fast][scored[fast]].mean())
+        if way is not None:
+            worst = torch.min if way == LARGER else torch.max
             row[f"{held}worst_{score}"] = float(worst(values[scored]))
-            if not scored.all():
-                row[f"{held}unscored_clients"] = int((~scored).sum())
+        if not scored.all():
+            whose = score if name in found.client_metrics else "clients"
+            row[f"{held}unscored_{whose}"] = int((~scored).sum())
     return row
 
 
 class Task(Protocol):
-    """A model, its data split over clients, and the work a client does on it."""
+    """A model, its data split over clients, and the work a client does on it.
+
+    A task whose clients have names also has `names`, one per client: see `client_names`.
+    """
 
     clients: int
     samples: list[int]  # per client
-    objective: str  # the metric, smaller is better, by which a learning rate is chosen
+    objective: str  # the metric by which a learning rate is chosen; smaller is better, unless evaluations say other
     batch_limit: int  # how many client updates to compute in one call at most
 
     def describe(self) -> dict[str, Any]:
@@ -93,3 +106,9 @@ class Task(Protocol):
         ...
 
     def evaluate(self, model: Vector) -> Evaluation: ...
+
+
+def client_names(task: Task | None) -> list[str] | None:
+    """What the task's clients are called, in order; None where they have numbers alone."""
+    names = getattr(task, "names", None)
+    return None if names is None else list(names)

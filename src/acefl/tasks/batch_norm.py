@@ -1,7 +1,7 @@
 """BatchNorm among clients that send gradients: its running statistics are no gradient's to carry.
 
 A model that keeps them is refused, and made fit in one of two ways: `batch_statistics` drops them, `carried_statistics`
-makes them part of the model that travels.
+makes them part of the model that travels. In a frozen backbone they are frozen like the rest, and stay.
 """
 
 from __future__ import annotations
@@ -18,17 +18,25 @@ from acefl.core.errors import InvalidInput
 
 def refuse_running_statistics(model: nn.Module) -> None:
     """A model that keeps statistics beside its parameters would be evaluated with what nobody updated."""
+    frozen = set(frozen_norms(model))
     for name, module in model.named_modules():
-        if isinstance(module, _NormBase) and module.track_running_stats:
+        if isinstance(module, _NormBase) and module.track_running_stats and module not in frozen:
             raise InvalidInput(
                 f"layer {name or type(module).__name__!r} keeps BatchNorm running statistics, which updates do not "
                 "carry; allowed: GroupNorm, or acefl.tasks.batch_statistics(model) or carried_statistics(model)"
             )
 
 
+def frozen_norms(model: nn.Module) -> list[nn.Module]:
+    """Layers of a frozen backbone, which normalise by the statistics they came with: they have nothing to train."""
+    norms = [m for m in model.modules() if isinstance(m, _NormBase) and m.track_running_stats]
+    return [m for m in norms if list(m.parameters()) and not any(p.requires_grad for p in m.parameters())]
+
+
 def uses_batch_statistics(model: nn.Module) -> bool:
     """Whether a sample's output depends, in training, on which others are in its batch."""
-    return any(isinstance(module, _NormBase) for module in model.modules())
+    frozen = set(frozen_norms(model))
+    return any(isinstance(module, _NormBase) and module not in frozen for module in model.modules())
 
 
 def batch_statistics(model: nn.Module) -> nn.Module:

@@ -13,10 +13,10 @@ from torch import nn
 from acefl.core import rng as keyed
 from acefl.core.errors import InvalidInput, one_of, require
 from acefl.tasks.image_files import load
-from acefl.tasks.local_work import LocalWork
+from acefl.tasks.local_work import LocalSteps, LocalWork, local_text
 from acefl.tasks.partition import Rows
 from acefl.tasks.partition import partition as split
-from acefl.tasks.torch_task import EVALUATION_BATCH, LocalSteps, TorchTask
+from acefl.tasks.torch_task import EVALUATION_BATCH, TorchTask
 from acefl.tasks.vision import resnet18, small_cnn
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"resnet18": resnet18, "cnn": small_cnn}
@@ -148,7 +148,7 @@ def _cifar(
         [(x[own], y[own]) for own in rows],
         test=(test[0][:test_samples], test[1][:test_samples]),
         batch=batch,
-        local=LocalWork.parse(local) if isinstance(local, str) else local,
+        local=local,
         device=device,
         prepare=_normaliser(device),
         augment=shifted_and_mirrored if augment else None,
@@ -173,7 +173,7 @@ def _cifar(
             "device": device,
             "bf16": bf16,
             "augment": augment,
-            "local": local if local is None or isinstance(local, str) else repr(local),
+            "local": local_text(local),
             "start": start,
         },
     )

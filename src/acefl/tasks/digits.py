@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from acefl.core.errors import one_of, require
+from acefl.tasks.local_work import LocalSteps, LocalWork, local_text
 from acefl.tasks.partition import partition as split
 from acefl.tasks.torch_task import TorchTask
 
@@ -23,6 +24,7 @@ def digits(
     classes_per_client: int = 2,
     batch: int = 20,
     compile: str | bool = "auto",
+    local: str | LocalWork | LocalSteps | None = None,
 ) -> TorchTask:
     """1,797 images of 8 x 8 pixels, 70/30 stratified, split over clients by label.
 
@@ -37,6 +39,7 @@ def digits(
         classes_per_client: Labels per client, for `shards` and `pathological`.
         batch: Samples per minibatch.
         compile: Whether gradients are compiled: see `TorchTask`.
+        local: A client's work per upload, as in "sgd(lr=0.1, epochs=2)": see `LocalWork`; None: one gradient.
     """
     one_of("model", model, MODELS)
     require(0 <= seed < 2**32, f"seed is {seed}; allowed: from 0 to 4294967295")
@@ -55,6 +58,7 @@ def digits(
         [(x[own], y[own]) for own in rows],
         test=(torch.tensor(x_test, dtype=torch.float32), torch.tensor(y_test)),
         batch=batch,
+        local=local,
         ridge=RIDGE if model == "softmax" else 0.0,
         compile=compile,
         description={
@@ -67,6 +71,7 @@ def digits(
             "classes_per_client": classes_per_client,
             "batch": batch,
             **({"compile": compile} if compile != "auto" else {}),
+            **({} if local is None else {"local": local_text(local)}),
         },
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shlex
 from pathlib import Path
 from typing import Any
@@ -44,3 +45,36 @@ def answers(name: str, kind: str = "model") -> bool:
     except Exception:  # no internet, or no name that a hub could have
         return False
     return True
+
+
+def needed(library: str, what: str, extra: str) -> Any:
+    """An optional library, or one line that says how to get it."""
+    try:
+        return importlib.import_module(library)
+    except ImportError:
+        raise InvalidInput(f"{what} needs {library}: pip install 'acefl[{extra}]'") from None
+
+
+def folder_or_name(example: str) -> str:
+    """Where transformers find a model, for a line that says what is allowed."""
+    return (
+        "a folder with a transformers model (safetensors) and its tokenizer, or with internet a name on the hub "
+        f"such as {example}"
+    )
+
+
+def pretrained(kind: Any, model: str, *, allowed: str, **settings: Any) -> Any:
+    """A transformers model or tokenizer; code that lies beside it is never run."""
+    logging = importlib.import_module("transformers").utils.logging
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # it says at length that a new last layer is new, as it must be
+    logging.disable_progress_bar()
+    try:
+        local = Path(model).is_dir() or not answers(model)
+        return kind.from_pretrained(model, **settings, local_files_only=local, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise InvalidInput(f"model {model!r} cannot be loaded ({reason[:120]}); allowed: {allowed}") from None
+    finally:
+        logging.set_verbosity(before)
+        logging.enable_progress_bar()

@@ -8,14 +8,16 @@ replayed CUDA graph), so local work costs one gradient per step and nothing else
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch import nn
 
 from acefl.core import rng as keyed
 from acefl.core.errors import InvalidInput, one_of, require
-from acefl.core.settings import build, parse_call
+from acefl.core.settings import build, label, parse_call
 
 OPTIMIZERS = ("sgd", "adamw")
 SENDS = ("difference", "mean")
@@ -72,6 +74,11 @@ class LocalWork:
         name, settings = called
         return build(cls, settings, f"local {name}", optimizer=name)
 
+    def text(self) -> str:
+        """As a person writes it: what `parse` takes."""
+        settings = label(self).replace(f"optimizer={self.optimizer!r}", "").partition("(")[2].strip("(), ")
+        return f"{self.optimizer}({settings})"
+
     def count(self, samples: int, batch: int) -> int:
         """How many steps a client with so many samples takes."""
         return self.epochs * math.ceil(samples / batch) if self.epochs else self.steps
@@ -103,3 +110,70 @@ class LocalWork:
         if total is None:
             return models - now
         return total / torch.tensor(counts, device=models.device).unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """Local work with any torch optimizer, eagerly; the client sends w_start - w_end. For SGD and AdamW on a GPU
+    `LocalWork` does the same many times faster.
+
+    `optimizer` makes a fresh torch optimizer from parameters, e.g. `functools.partial(torch.optim.SGD, lr=0.05)`.
+
+    Args:
+        steps: Minibatches per visit.
+        optimizer: Makes the optimizer of a visit.
+    """
+
+    steps: int
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 1, f"steps is {self.steps}; allowed: at least 1")
+
+
+Local = LocalWork | LocalSteps | None  # None: one gradient
+
+
+def local_work(given: str | Local) -> Local:
+    """What a client does per upload, from what a person gave: words are parsed."""
+    if isinstance(given, str):
+        return LocalWork.parse(given)
+    known = given is None or isinstance(given, LocalWork | LocalSteps)
+    require(known, f"local is {given!r}; allowed: None, LocalWork, LocalSteps or text such as 'sgd(lr=0.1, epochs=2)'")
+    return given
+
+
+def local_text(given: str | Local) -> str | None:
+    """For the record of a task that a name and settings make: text from which the same work is made again."""
+    if given is None or isinstance(given, str):
+        return given
+    return given.text() if isinstance(given, LocalWork) else repr(given)
+
+
+def client_work(local: Local, batch: int) -> str:
+    """One sentence on what a client does for an upload."""
+    of = f"minibatch{'es' if local is not None else ''} of {batch} of its samples"
+    if local is None:
+        return f"A client sends the gradient of one {of}."
+    if isinstance(local, LocalSteps):
+        called, settings = local.optimizer, ""
+        if isinstance(called, partial):
+            settings = ", ".join(f"{name} {value}" for name, value in called.keywords.items())
+            called = called.func
+        optimizer = getattr(called, "__name__", "a torch optimizer") + (f" ({settings})" if settings else "")
+        return f"A client takes {_counted(local.steps, 'step')} of {optimizer} on {of} and sends {_SENT['difference']}."
+    words = {"lr": local.lr, "momentum": local.momentum, "weight decay": local.weight_decay}
+    settings = ", ".join(f"{name} {value:g}" for name, value in words.items() if value)
+    amount = _counted(local.epochs, "epoch") if local.epochs else _counted(local.steps, "step")
+    optimizer = {"sgd": "SGD", "adamw": "AdamW"}[local.optimizer]
+    return f"A client takes {amount} of {optimizer} ({settings}) on {of} and sends {_SENT[local.send]}."
+
+
+_SENT = {
+    "difference": "the model it started from minus the one it ended with",
+    "mean": "the mean of the gradients along the way",
+}
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"

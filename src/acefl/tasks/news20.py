@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from acefl.core.errors import InvalidInput, require
+from acefl.core.errors import require
 from acefl.tasks import hub
-from acefl.tasks.local_work import LocalWork
+from acefl.tasks.local_work import LocalSteps, LocalWork, local_text
 from acefl.tasks.partition import partition as split
 from acefl.tasks.text_files import Texts, load
-from acefl.tasks.torch_task import LocalSteps, TorchTask
+from acefl.tasks.torch_task import TorchTask
 
 TINY = "tiny"  # a random transformer with a tokenizer of its own: for tests, and for a look without any download
 WORDS = "words"  # no transformer: a linear classifier of a document's words, which a CPU trains in seconds
@@ -100,7 +98,7 @@ def news20(
         [(data.ids[own], data.labels[own]) for own in rows],
         test=(test[0][:test_samples], test[1][:test_samples]),
         batch=batch,
-        local=LocalWork.parse(local) if isinstance(local, str) else local,
+        local=local,
         device=device,
         evaluate_on=None if model == WORDS else EVALUATE_ON,
         evaluation_batch=_EVALUATION_BATCH,
@@ -115,7 +113,7 @@ def news20(
             "length": length,
             "strip": strip,
             "batch": batch,
-            "local": local if local is None or isinstance(local, str) else repr(local),
+            "local": local_text(local),
             "dropout": dropout,
             "partition": partition,
             "classes_per_client": classes_per_client,
@@ -212,27 +210,9 @@ def _network(model: str) -> nn.Module:
 
 
 def _transformers() -> Any:
-    try:
-        return importlib.import_module("transformers")
-    except ImportError:
-        raise InvalidInput("task news20 needs transformers: pip install 'acefl[text]'") from None
+    return hub.needed("transformers", "task news20", "text")
 
 
 def _pretrained(kind: Any, model: str, **settings: Any) -> Any:
-    """A model or a tokenizer; code that lies beside it is never run."""
-    logging = _transformers().utils.logging
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()  # it says at length that the classifier's last layer is new, as it must be
-    logging.disable_progress_bar()
-    try:
-        local = Path(model).is_dir() or not hub.answers(model)
-        return kind.from_pretrained(model, **settings, local_files_only=local, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise InvalidInput(
-            f"model {model!r} cannot be loaded ({reason[:120]}); allowed: words, tiny, a folder with a transformers "
-            "model (safetensors) and its tokenizer, or with internet a name on the hub such as distilbert-base-uncased"
-        ) from None
-    finally:
-        logging.set_verbosity(before)
-        logging.enable_progress_bar()
+    allowed = "words, tiny, " + hub.folder_or_name("distilbert-base-uncased")
+    return hub.pretrained(kind, model, allowed=allowed, **settings)

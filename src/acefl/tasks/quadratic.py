@@ -68,7 +68,8 @@ class Quadratic:
         self._pulls32 = torch.einsum("nij,nj->ni", self.hessians, self.optima).float()
 
     def describe(self) -> dict[str, Any]:
-        return {"name": "quadratic", **self._arguments}
+        work = "A client sends the gradient of its quadratic" + (", with noise." if self.noise_scale else ".")
+        return {"name": "quadratic", **self._arguments, "client_work": work}
 
     def initial(self) -> Vector:
         return self._start.float()

@@ -1,4 +1,4 @@
-"""A model's loss and accuracy on data, as training computes them.
+"""A model's loss and accuracy on data, as training computes them, and a user's own metrics.
 
 The loss is called on batches, never sample by sample: with class weights, with `ignore_index`, with an overlap such as
 Dice, a batch's loss is not the mean of its samples' own. Tuning goes by these numbers, so they are the user's loss.
@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import vmap
+
+from acefl.core.metrics import HELD_OUT
+from acefl.tasks.base import Evaluation
+from acefl.tasks.metrics import Metric, Tally
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Part = tuple[torch.Tensor, torch.Tensor]  # outputs and their targets
@@ -58,6 +62,7 @@ class Scores:
     loss: torch.Tensor
     counts: torch.Tensor  # whether anything counts in the group; its loss is NaN where nothing does
     accuracy: torch.Tensor | None
+    metrics: dict[str, torch.Tensor] = field(default_factory=dict)  # the user's; NaN where one means nothing
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class Scored:
     accuracy: float | None
     sample_losses: torch.Tensor | None
     hits: torch.Tensor | None
+    metrics: dict[str, float] = field(default_factory=dict)  # the user's
 
 
 class BatchLoss:
@@ -181,31 +187,87 @@ def hits(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
     return (outputs.argmax(1) == targets).float() if outputs.dim() == 2 and are_labels(targets) else None
 
 
-def score(loss: BatchLoss, parts: Iterable[Part], data: Samples) -> Scored:
-    """Loss and accuracy of every group and overall, from the model's outputs in any parts."""
+def score(
+    loss: BatchLoss,
+    parts: Iterable[Part],
+    data: Samples,
+    metrics: Mapping[str, Metric] | None = None,
+    *,
+    of: str = "client {}",
+    overall: bool = False,
+) -> Scored:
+    """Loss, accuracy and metrics of every group and overall, from the model's outputs in any parts.
+
+    of: what a group is called. overall: whether to have the metrics of all groups together too.
+    """
     right: list[torch.Tensor] = []
+    tally = Tally(metrics or {}, data.sizes, of, overall=overall)
 
     def noted() -> Iterator[Part]:
         for outputs, targets in parts:
             own = hits(outputs, targets)
             if own is not None:
                 right.append(own)
+            tally.add(outputs, targets)
             yield outputs, targets
 
     losses = None
     if data.averages:
         losses = torch.cat([loss.of_samples(*part) for part in noted()])
-        of_groups, overall = data.groups.mean(losses), float(losses.mean())
+        of_groups, total = data.groups.mean(losses), float(losses.mean())
         counts = torch.ones(len(data.sizes), dtype=torch.bool)
     else:
         of_groups, counts = loss.of_groups(noted(), data.sizes)
         weights = torch.tensor(data.sizes, dtype=torch.float64)[counts]
-        overall = float((of_groups[counts] * weights).sum() / weights.sum())
-    if not right:
-        return Scored(Scores(of_groups, counts, None), overall, None, losses, None)
-    accurate = torch.cat(right)
-    groups = Scores(of_groups, counts, data.groups.mean(accurate))
-    return Scored(groups, overall, float(accurate.mean()), losses, accurate)
+        total = float((of_groups[counts] * weights).sum() / weights.sum())
+    accurate = torch.cat(right) if right else None
+    accuracy = data.groups.mean(accurate) if accurate is not None else None
+    return Scored(
+        Scores(of_groups, counts, accuracy, tally.groups()),
+        total,
+        float(accurate.mean()) if accurate is not None else None,
+        losses,
+        accurate,
+        tally.overall(),
+    )
+
+
+def evaluation(
+    own: Scored, test: Scored | None, held_out: Scores | None, metrics: Mapping[str, Metric], penalty: float
+) -> Evaluation:
+    """What is known of a model, from its scores on clients' own data, on a test set and on clients' held-out data.
+
+    penalty: what the loss has beside the data's, added to the clients' own.
+    """
+    overall = test or own
+    client_loss, client_accuracy = own.groups.loss + penalty, own.groups.accuracy
+    found = {"loss": overall.loss, "client_loss": float(client_loss[own.groups.counts].mean())}
+    if overall.accuracy is not None:
+        found["accuracy"] = overall.accuracy
+    if held_out is not None:
+        found[f"{HELD_OUT}client_loss"] = float(held_out.loss[held_out.counts].mean())
+    if held_out is not None and held_out.accuracy is not None:
+        found[f"{HELD_OUT}client_accuracy"] = _known_mean(held_out.accuracy)
+    of_clients = dict(own.groups.metrics)
+    of_clients |= {f"{HELD_OUT}{name}": values for name, values in (held_out.metrics if held_out else {}).items()}
+    for name in metrics:
+        found |= {name: overall.metrics[name], f"client_{name}": _known_mean(own.groups.metrics[name])}
+        if f"{HELD_OUT}{name}" in of_clients:
+            found[f"{HELD_OUT}client_{name}"] = _known_mean(of_clients[f"{HELD_OUT}{name}"])
+    return Evaluation(
+        found,
+        client_loss,
+        client_accuracy,
+        held_out.loss if held_out is not None else None,
+        held_out.accuracy if held_out is not None else None,
+        client_metrics=of_clients,
+        better={name: metric.better for name, metric in metrics.items()},
+    )
+
+
+def _known_mean(values: torch.Tensor) -> float:
+    """Of those who have a score."""
+    return float(values[~values.isnan()].mean())
 
 
 class LabelMix:

@@ -6,26 +6,38 @@ import contextlib
 import copy
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call
-from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import Dataset, default_collate
+from torch.utils._pytree import tree_map
 
 from acefl.core import rng as keyed
-from acefl.core.errors import one_of, require
+from acefl.core.errors import InvalidInput, one_of, require
 from acefl.core.types import Vector
 from acefl.tasks.base import Evaluation
-from acefl.tasks.batch_norm import refuse_running_statistics, uses_batch_statistics
-from acefl.tasks.channels_last import ChannelsLast, convolution_weights
+from acefl.tasks.batch_norm import uses_batch_statistics
+from acefl.tasks.client_data import ClientData, Collate, Columns, join, read
 from acefl.tasks.compute import Batch, Compiled, Gradients, OneByOne, Replayed, Together
 from acefl.tasks.described import described
-from acefl.tasks.local_work import LocalWork
-from acefl.tasks.scoring import BatchLoss, LabelMix, Part, Samples, Scored, Scores, are_labels, even_pieces, score
+from acefl.tasks.flat_module import FlatModule, output_tensor
+from acefl.tasks.groups import named
+from acefl.tasks.local_work import LocalSteps, LocalWork, client_work, local_work
+from acefl.tasks.metrics import named_metrics, usual
+from acefl.tasks.own_loss import Loss, mean_of_given, named_loss
+from acefl.tasks.scoring import (
+    BatchLoss,
+    LabelMix,
+    Part,
+    Samples,
+    Scored,
+    Scores,
+    are_labels,
+    evaluation,
+    even_pieces,
+    score,
+)
 
 COMPUTE = ("auto", "one-by-one", "together")
 COMPILE = ("auto", True, False)
@@ -33,39 +45,24 @@ log = logging.getLogger(__name__)
 _TOGETHER_UP_TO_ON_GPU = 2_000_000  # parameters: above this models run beside each other instead of stacked
 _BESIDE = 4  # gradients of large models at once on a GPU: more gain nothing
 _BESIDE_PARAMETERS = 2**26  # of these together: each needs memory for its activations
-_TOGETHER_UP_TO = 200_000  # parameters: above this a single gradient fills a CPU core and batching gains nothing
+_TOGETHER_UP_TO = 200_000  # parameters, frozen ones too: above this one gradient fills a CPU core
 _COMPILE_FROM = 100_000  # gradients of a run: fewer do not save the seconds that compiling takes
 EVALUATION_BATCH = 4096
-
-ClientData = Dataset[Any] | tuple[Any, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class LocalSteps:
-    """Local work with any torch optimizer, eagerly; the client sends w_start - w_end. For SGD and AdamW on a GPU
-    `LocalWork` does the same many times faster.
-
-    `optimizer` makes a fresh torch optimizer from parameters, e.g. `functools.partial(torch.optim.SGD, lr=0.05)`.
-
-    Args:
-        steps: Minibatches per visit.
-        optimizer: Makes the optimizer of a visit.
-    """
-
-    steps: int
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-
-    def __post_init__(self) -> None:
-        require(self.steps >= 1, f"steps is {self.steps}; allowed: at least 1")
 
 
 class TorchTask:
     """A model, a loss of a batch, and every client's data.
 
+    model: any module that gives a tensor, or an output with `.logits` as those of transformers do. Its trainable
+    parameters alone travel: with a frozen backbone, or a PEFT adapter, that is what `requires_grad`. The model is
+    copied: what is passed stays as it is.
+    loss: a function of outputs and targets. None: what the model computes itself when called with `labels=targets`.
     clients: one entry each, an `(inputs, targets)` tuple of tensors or arrays (inputs may be a dict of them, given to
-    the model by name), or a map-style Dataset of `(input, target)`, which is read once. A client's work is one
-    minibatch gradient, or `local=LocalWork(...)` or `local=LocalSteps(...)`. The model is copied: what is passed stays
-    as it is.
+    the model by name), a dict of columns, a `datasets.Dataset`, a `DataLoader` or a map-style Dataset, which is read
+    once. columns: `(inputs, target)`, which columns are meant: one name, or a list of names for inputs by name.
+    collate: makes one batch of a list of rows, as for a DataLoader; all clients' rows are given to it in one call.
+    local: a client's work in place of one minibatch gradient: `"sgd(lr=0.1, epochs=2)"`, the same as
+    `LocalWork("sgd", lr=0.1, epochs=2)`, or `LocalSteps(...)`.
     compute: `one-by-one`, `together` (many client models in one call), or `auto`, which goes by the model's size and
     the device and not by a stopwatch, so that the same run gives the same bits tomorrow.
     compile: True compiles what `together` computes, on a CPU with a C++ compiler: several times faster, equal within
@@ -84,19 +81,25 @@ class TorchTask:
     batch of the training size. Losses are never averages of single samples' losses, unless that is the same.
     bf16: forward and backward in bfloat16 autocast; channels_last: that memory format for 4-d inputs and weights.
     description: what a record says of the task, in place of what made it.
+    names: what clients are called in records and reports. `tasks.by_group` gives clients with their names and held-out
+    data, which are then used.
 
     Args:
-        model: A module; its parameters are float32.
-        loss: Loss of outputs and targets, as training computes it.
+        model: A module; its trainable parameters are float32.
+        loss: Loss of outputs and targets, as training computes it; None: the model's own.
         clients: See above.
         test: Test data, like one entry of `clients`.
         client_tests: Every client's own held-out data, like `clients`.
+        columns, collate: See above.
+        metrics: Other metrics by name, each a function of outputs and targets, a torchmetrics object or a
+            `tasks.Metric`; None: `rmse` and `r2` of a regression, `f1` of yes-or-no targets.
         batch: Samples per minibatch, drawn with replacement.
         local: A client's work; None: one gradient.
         ridge: Weight of half the squared norm of the model, added to the loss.
         device: Where to compute.
         compute, compile, prepare, augment, evaluate_on, evaluation_batch, bf16, channels_last: See above.
         description: What records say of the task.
+        names: What clients are called; None: they have numbers alone.
     """
 
     objective = "client_loss"
@@ -104,13 +107,16 @@ class TorchTask:
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        loss: Loss | None,
         clients: Sequence[ClientData],
         *,
         test: ClientData | None = None,
         client_tests: Sequence[ClientData] | None = None,
+        columns: Columns | None = None,
+        collate: Collate | None = None,
+        metrics: Mapping[str, Any] | None = None,
         batch: int = 20,
-        local: LocalSteps | LocalWork | None = None,
+        local: str | LocalSteps | LocalWork | None = None,
         ridge: float = 0.0,
         device: str | torch.device = "cpu",
         compute: str = "auto",
@@ -122,40 +128,32 @@ class TorchTask:
         bf16: bool = False,
         channels_last: bool = False,
         description: dict[str, Any] | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         require(len(clients) >= 1, "clients is empty; allowed: at least one client's data")
         require(batch >= 1, f"batch is {batch}; allowed: at least 1")
         require(evaluation_batch >= 1, f"evaluation_batch is {evaluation_batch}; allowed: at least 1")
         one_of("compute", compute, COMPUTE)
         require(compile in COMPILE, f"compile is {compile!r}; allowed: auto, True, False")
-        refuse_running_statistics(model)
         self.device = torch.device(device)
         self.clients = len(clients)
+        self.names, client_tests = named(clients, names, client_tests)
         self._description = description
         self._evaluate_on = evaluate_on
-        self._module = copy.deepcopy(model).to(self.device).train()
-        self._parameters = [p for p in self._module.parameters() if p.requires_grad]
-        self._names = [name for name, p in self._module.named_parameters() if p.requires_grad]
-        require(bool(self._parameters), "the model has no trainable parameters")
-        for name, parameter in zip(self._names, self._parameters, strict=True):
-            wrong = f"parameter {name} is {parameter.dtype}; allowed: torch.float32 (model.float() converts)"
-            require(parameter.dtype == torch.float32, wrong)
-        self._shapes = [p.shape for p in self._parameters]
-        self._sizes = [p.numel() for p in self._parameters]
-        self._flat = torch.cat([p.detach().reshape(-1) for p in self._parameters])
-        self._initial = self._flat.clone()
-        for parameter, view in zip(self._parameters, self._views(self._flat), strict=True):
-            parameter.data = view
-        self._loss = loss
+        self._net = FlatModule(model, self.device, bf16=bf16, channels_last=channels_last)
+        self._initial = self._net.vector.clone()
         self._prepare = prepare
         self._augment = augment
-        self._bf16, self._channels_last = bf16, channels_last
         self._batch, self._evaluation_batch = batch, evaluation_batch
-        self._local = local
+        self._local = local_work(local)
         self._compile = compile
         self._ridge = ridge
+        self._columns, self._collate = columns, collate
         self._load(clients)
+        self._own_loss = loss is None
+        self._loss = self._models_own_loss() if loss is None else loss
         self._random_forward = self._draws_random_numbers()
+        self._own_metrics = None if metrics is None else named_metrics(metrics)
         self._batch_loss = self._sized_loss()
         self._own = self._first_of_each_client(evaluate_on)
         self._test = self._samples([test]) if test is not None else None
@@ -194,12 +192,11 @@ class TorchTask:
 
     def _load(self, clients: Sequence[ClientData]) -> None:
         """Put all data on the device once, clients one after another, so that a minibatch is a gather."""
-        pairs = [_tensors(data) for data in clients]
+        pairs = read(clients, self._columns, self._collate)
         self.samples = [len(targets) for _, targets in pairs]
         for client, count in enumerate(self.samples):
             require(count >= 1, f"client {client} has no data; allowed: at least one sample each")
-        self._inputs = tree_map(lambda *parts: torch.cat(parts).to(self.device), *[inputs for inputs, _ in pairs])
-        self._targets = torch.cat([targets for _, targets in pairs]).to(self.device)
+        self._inputs, self._targets = join(pairs, self.device)
         counts = torch.tensor(self.samples, device=self.device)
         self._counts = counts
         self._offsets = counts.cumsum(0) - counts
@@ -208,10 +205,8 @@ class TorchTask:
 
     def _samples(self, groups: Sequence[ClientData]) -> Samples:
         """Data to evaluate on, on the device."""
-        pairs = [_tensors(data) for data in groups]
-        inputs = tree_map(lambda *parts: torch.cat(parts).to(self.device), *[inputs for inputs, _ in pairs])
-        targets = torch.cat([targets for _, targets in pairs]).to(self.device)
-        return self._grouped(inputs, targets, [len(targets) for _, targets in pairs])
+        pairs = read(groups, self._columns, self._collate)
+        return self._grouped(*join(pairs, self.device), [len(targets) for _, targets in pairs])
 
     def _grouped(self, inputs: Batch, targets: torch.Tensor, sizes: list[int]) -> Samples:
         return Samples(inputs, targets, sizes, self._batch_loss.averages(targets))
@@ -243,19 +238,44 @@ class TorchTask:
         labels = are_labels(self._targets) and are_labels(self._test.targets)
         return LabelMix(self._targets, self.samples, self._test.targets) if labels else None
 
+    def _models_own_loss(self) -> Loss:
+        """`loss=None`: which loss it is, tried on a minibatch."""
+        inputs, targets = self._first_minibatch()
+        with self._trying(), self._net.evaluating():
+            return named_loss(self._net(self._prepared(inputs), labels=targets), targets)
+
+    def _first_minibatch(self) -> tuple[Batch, torch.Tensor]:
+        inputs, targets = self._draw([0], [0])
+        return tree_map(lambda t: t[0], inputs), targets[0]
+
+    @contextlib.contextmanager
+    def _trying(self) -> Iterator[None]:
+        """A first pass, which leaves torch's generators as they were; names that the model does not take are told."""
+        with torch.random.fork_rng(devices=self._cuda_devices):
+            try:
+                yield
+            except TypeError as error:
+                if "argument" not in str(error):
+                    raise
+                allowed = "inputs that it takes, chosen by columns=([...], target) or named in a dict"
+                raise InvalidInput(f"the model does not take these inputs: {error}; allowed: {allowed}") from error
+
     def _sized_loss(self) -> BatchLoss:
         """The loss as evaluation calls it; how it takes batches of other sizes is tried on a minibatch."""
-        inputs, targets = self._draw([0], [0])
-        with torch.no_grad(), torch.random.fork_rng(devices=self._cuda_devices), self._evaluating():
-            sample = self._output(tree_map(lambda t: t[0], inputs)), targets[0]
+        inputs, targets = self._first_minibatch()
+        with self._trying(), self._net.evaluating():
+            sample = self._output(inputs, targets), targets
+            self._metrics = (
+                usual(self._loss, sample[0], self._targets) if self._own_metrics is None else self._own_metrics
+            )
             return BatchLoss(self._loss, batch=self._batch, limit=self._evaluation_batch, sample=sample)
 
     def _draws_random_numbers(self) -> bool:
         """Whether a gradient uses torch's generators, as dropout does: tried, since no list of layers is complete."""
-        inputs, targets = self._draw([0], [0])
-        with torch.random.fork_rng(devices=self._cuda_devices):
+        inputs, targets = self._first_minibatch()
+        with self._trying(), self._net.refusing_changed_buffers():
             before = self._generator_states()
-            self._gradient(self._initial, tree_map(lambda t: t[0], inputs), targets[0])
+            self._gradient(self._initial, inputs, targets)
             after = self._generator_states()
         return any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
@@ -270,12 +290,14 @@ class TorchTask:
         batches = not isinstance(self._local, LocalSteps) and not self._random_forward
         if compute == "together":
             require(batches, "compute='together' allows neither local steps nor a random forward pass such as dropout")
-            require(not self._channels_last, "compute='together' and channels_last exclude each other; allowed: one")
+            require(
+                not self._net.channels_last, "compute='together' and channels_last exclude each other; allowed: one"
+            )
             return Together(self._functional_loss, self._draw)
         candidate: Gradients
         if compute == "auto" and batches and self.device.type == "cuda":
             candidate = Replayed(self._functional_loss, self._gather, stacked=self._stacks)
-        elif compute == "auto" and batches and len(self._flat) <= _TOGETHER_UP_TO:
+        elif compute == "auto" and batches and self._net.numbers <= _TOGETHER_UP_TO:
             candidate = Together(self._functional_loss, self._draw)
         else:
             return OneByOne(self._gradient, self._draw)
@@ -289,35 +311,42 @@ class TorchTask:
     @property
     def _stacks(self) -> bool:
         """Whether a GPU computes models stacked, and not beside each other: `vmap` knows no memory formats."""
-        return len(self._flat) <= _TOGETHER_UP_TO_ON_GPU and not self._channels_last
+        return len(self._net) <= _TOGETHER_UP_TO_ON_GPU and not self._net.channels_last
 
     def _most_at_once(self) -> int:
         """How many gradients to compute in one call: one, where batching gains nothing."""
         if isinstance(self.compute, OneByOne):
             return 1
         if isinstance(self.compute, Replayed) and not self._stacks:
-            return max(1, min(_BESIDE, _BESIDE_PARAMETERS // len(self._flat)))
-        return 1 << (max(1, min(64, 2**24 // len(self._flat))).bit_length() - 1)
+            return max(1, min(_BESIDE, _BESIDE_PARAMETERS // len(self._net)))
+        return 1 << (max(1, min(64, 2**24 // len(self._net))).bit_length() - 1)
 
     def describe(self) -> dict[str, Any]:
+        work = {"client_work": client_work(self._local, self._batch)}
         if self._description is not None:
-            return dict(self._description)
+            return {**self._description, **work}
         made_by = {
             "name": "torch",
-            "model": type(self._module).__name__,
-            "loss": described(self._loss),
+            "model": type(self._net.module).__name__,
+            "trained": len(self._net) if len(self._net) < self._net.numbers else None,
+            "loss": "the model's own" if self._own_loss else described(self._loss),
             "clients": self.clients,
             "samples": sum(self.samples),
+            "columns": described(self._columns),
             "batch": self._batch,
             "local": described(self._local),
             "ridge": self._ridge,
             "prepare": described(self._prepare),
             "augment": described(self._augment),
-            "bf16": self._bf16,
+            "bf16": self._net.bf16,
             "test": sum(self._test.sizes) if self._test is not None else None,
             "client_tests": sum(self._client_tests.sizes) if self._client_tests is not None else None,
+            "metrics": described({name: one.compute for name, one in self._own_metrics.items()})
+            if self._own_metrics
+            else None,
             "evaluate_on": self._evaluate_on,
             "evaluation_batch": self._evaluation_batch,
+            **work,
         }
         return {name: value for name, value in made_by.items() if value is not None}
 
@@ -325,12 +354,14 @@ class TorchTask:
         return self._initial.clone()
 
     def module(self, model: Vector) -> nn.Module:
-        """A copy of the task's `nn.Module` with this model's parameters, to use or save outside acefl."""
-        copied = copy.deepcopy(self._module).eval()
-        trained = [parameter for parameter in copied.parameters() if parameter.requires_grad]
-        for parameter, view in zip(trained, self._views(model), strict=True):
-            parameter.data = view.detach().clone()
-        return copied
+        """A copy of the task's module with this model's parameters, to use or save outside acefl.
+
+        Of a PEFT model it is one, so that `module.save_pretrained(folder)` writes the adapter.
+
+        Args:
+            model: A model vector, such as `run.model`.
+        """
+        return self._net.with_parameters(model)
 
     def updates(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
         if isinstance(self._local, LocalSteps):
@@ -368,44 +399,29 @@ class TorchTask:
         inputs, targets = tree_map(lambda t: t[rows], self._inputs), self._targets[rows]
         return inputs if self._augment is None else self._augment(inputs, keys), targets
 
-    def _views(self, flat: Vector) -> list[torch.Tensor]:
-        return [part.view(shape) for part, shape in zip(flat.split(self._sizes), self._shapes, strict=True)]
-
-    def _named(self, flat: Vector) -> dict[str, torch.Tensor]:
-        """The module's parameters from a flat model, in the format its layers want them in."""
-        if not self._channels_last:
-            return dict(zip(self._names, self._views(flat), strict=True))
-        shapes, dtypes = tuple(self._shapes), self._convolution_dtypes
-        parts: tuple[torch.Tensor, ...] = ChannelsLast.apply(flat, shapes, dtypes)  # type: ignore[no-untyped-call]
-        return dict(zip(self._names, parts, strict=True))
-
-    @functools.cached_property
-    def _convolution_dtypes(self) -> tuple[torch.dtype | None, ...]:
-        own, dtype = convolution_weights(self._module), torch.bfloat16 if self._bf16 else torch.float32
-        return tuple(dtype if name in own else None for name in self._names)
-
     def _functional_loss(self, flat: Vector, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
-        return self._loss(self._output(inputs, self._named(flat)), targets)
+        return self._loss(self._output(inputs, targets, self._net.named(flat)), targets)
 
-    def _output(self, inputs: Batch, parameters: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
-        """The module's output, in float32, with its own parameters or others in their place."""
-        inputs = tree_map(self._in_format, inputs if self._prepare is None else self._prepare(inputs))
-        output: torch.Tensor
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16):
-            if parameters is None:
-                output = self._module(*_arguments(inputs), **_keywords(inputs))
-            else:
-                output = functional_call(self._module, parameters, _arguments(inputs), _keywords(inputs))
-        return output.float() if self._bf16 else output
+    def _prepared(self, inputs: Batch) -> Batch:
+        return inputs if self._prepare is None else self._prepare(inputs)
 
-    def _in_format(self, tensor: torch.Tensor) -> torch.Tensor:
-        image = self._channels_last and tensor.dim() == 4
-        return tensor.contiguous(memory_format=torch.channels_last) if image else tensor
+    def _output(
+        self, inputs: Batch, targets: torch.Tensor, parameters: dict[str, torch.Tensor] | None = None
+    ) -> torch.Tensor:
+        """The module's output, in float32, with its own parameters or others in their place.
+
+        Where nothing but the model knows its loss, that is its output, once for every sample.
+        """
+        inputs = self._prepared(inputs)
+        if self._loss is not mean_of_given:
+            return output_tensor(self._net(inputs, parameters))
+        own: torch.Tensor = self._net(inputs, parameters, labels=targets).loss
+        return own.float().expand(len(targets))
 
     def _gradient(self, model: Vector, inputs: Batch, targets: torch.Tensor) -> Vector:
-        self._flat.copy_(model)
-        loss = self._loss(self._output(inputs), targets)
-        gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+        self._net.vector.copy_(model)
+        loss = self._loss(self._output(inputs, targets), targets)
+        gradients = torch.autograd.grad(loss, self._net.parameters, materialize_grads=True)
         return torch.cat([g.reshape(-1) for g in gradients])
 
     def _seeded(self, model: Vector, client: int, key: int) -> Vector:
@@ -417,19 +433,20 @@ class TorchTask:
     def _train(self, model: Vector, client: int, key: int) -> Vector:
         assert isinstance(self._local, LocalSteps)
         inputs, targets = self._draw([client], [key], self._local.steps)
-        self._flat.copy_(model)
-        optimizer = self._local.optimizer(self._parameters)
+        self._net.vector.copy_(model)
+        optimizer = self._local.optimizer(self._net.parameters)
         with self._keyed_generator(key):
             for step in range(self._local.steps):
                 part = slice(step * self._batch, (step + 1) * self._batch)
-                loss = self._loss(self._output(tree_map(lambda t, p=part: t[0, p], inputs)), targets[0, part])
+                own = targets[0, part]
+                loss = self._loss(self._output(tree_map(lambda t, p=part: t[0, p], inputs), own), own)
                 if self._ridge:
-                    loss = loss + 0.5 * self._ridge * sum((p * p).sum() for p in self._parameters)
+                    loss = loss + 0.5 * self._ridge * sum((p * p).sum() for p in self._net.parameters)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
         optimizer.zero_grad()
-        return model - self._flat
+        return model - self._net.vector
 
     @contextlib.contextmanager
     def _keyed_generator(self, key: int) -> Iterator[None]:
@@ -483,22 +500,22 @@ class TorchTask:
 
     def _whole_gradient(self, model: Vector, client: int) -> Vector:
         """The exact gradient of a loss that has to see a client's data together."""
-        self._flat.copy_(model)
+        self._net.vector.copy_(model)
         total, samples, start = torch.zeros_like(model), 0, int(self._offsets[client])
         for size in self._batch_loss.pieces(self.samples[client]):
             part = slice(start, start + size)
-            output = self._output(tree_map(lambda t, p=part: t[p], self._inputs))
+            output = self._output(tree_map(lambda t, p=part: t[p], self._inputs), self._targets[part])
             start += size
             if self._batch_loss.nothing_counts(output, self._targets[part]):
                 continue
             loss = self._batch_loss(output, self._targets[part])
-            gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+            gradients = torch.autograd.grad(loss, self._net.parameters, materialize_grads=True)
             total += size * torch.cat([g.reshape(-1) for g in gradients])
             samples += size
         return total / max(samples, 1) + self._ridge * model
 
     def _refuse_inexact(self) -> None:
-        alone = not self._random_forward and not uses_batch_statistics(self._module)
+        alone = not self._random_forward and not uses_batch_statistics(self._net.module)
         exact = self._local is None and self._augment is None and alone
         require(
             exact,
@@ -525,81 +542,46 @@ class TorchTask:
 
     def _weighted_loss(self, flat: Vector, batch: Any, targets: torch.Tensor) -> torch.Tensor:
         inputs, weights = batch
-        return torch.dot(self._batch_loss.of_samples(self._output(inputs, self._named(flat)), targets), weights)
+        return torch.dot(
+            self._batch_loss.of_samples(self._output(inputs, targets, self._net.named(flat)), targets), weights
+        )
 
     def _weighted_gradient(self, model: Vector, batch: Any, targets: torch.Tensor) -> Vector:
         inputs, weights = batch
-        self._flat.copy_(model)
-        loss = torch.dot(self._batch_loss.of_samples(self._output(inputs), targets), weights)
-        gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+        self._net.vector.copy_(model)
+        loss = torch.dot(self._batch_loss.of_samples(self._output(inputs, targets), targets), weights)
+        gradients = torch.autograd.grad(loss, self._net.parameters, materialize_grads=True)
         return torch.cat([g.reshape(-1) for g in gradients])
 
     def evaluate(self, model: Vector) -> Evaluation:
-        self._flat.copy_(model)
-        with self._evaluating():
-            own = score(self._batch_loss, self._outputs(self._own), self._own)
+        self._net.vector.copy_(model)
+        alone = self._test is None
+        with self._net.evaluating():
+            own = score(self._batch_loss, self._outputs(self._own), self._own, self._metrics, overall=alone)
             test, held_out = self._held_out()
-        overall = test or own
         penalty = 0.5 * self._ridge * float(model @ model) if self._ridge else 0.0
-        client_loss, client_accuracy = own.groups.loss + penalty, own.groups.accuracy
-        metrics = {"loss": overall.loss, "client_loss": float(client_loss[own.groups.counts].mean())}
-        if overall.accuracy is not None:
-            metrics["accuracy"] = overall.accuracy
-        if held_out is None:
-            return Evaluation(metrics, client_loss, client_accuracy)
-        metrics["heldout_client_loss"] = float(held_out.loss[held_out.counts].mean())
-        if held_out.accuracy is not None:
-            metrics["heldout_client_accuracy"] = float(held_out.accuracy[~held_out.accuracy.isnan()].mean())
-        return Evaluation(metrics, client_loss, client_accuracy, held_out.loss, held_out.accuracy)
+        return evaluation(own, test, held_out, self._metrics, penalty)
 
     def _held_out(self) -> tuple[Scored | None, Scores | None]:
         """What the test set says, and every client's scores on data it does not train on."""
         test, mixed = None, None
         if self._test is not None:
             outputs = list(self._outputs(self._test)) if self._label_mix else self._outputs(self._test)
-            test = score(self._batch_loss, outputs, self._test)
+            test = score(self._batch_loss, outputs, self._test, self._metrics, of="the test set")
             if self._label_mix is not None and isinstance(outputs, list):
                 mixed = self._label_mix.scores(self._batch_loss, outputs, test)
-        if self._client_tests is None:
+        tests = self._client_tests
+        if tests is None:
             return test, mixed
-        return test, score(self._batch_loss, self._outputs(self._client_tests), self._client_tests).groups
-
-    @contextlib.contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        self._module.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            self._module.train()
+        of = "the held-out data of client {}"
+        return test, score(self._batch_loss, self._outputs(tests), tests, self._metrics, of=of).groups
 
     def _outputs(self, data: Samples) -> Iterator[Part]:
         """The model's outputs with their targets, in parts that are small enough."""
+        groups = data.sizes if self._loss is mean_of_given else [len(data.targets)]  # the model's loss is of its batch
         start = 0
-        for size in even_pieces(len(data.targets), self._evaluation_batch):
+        for size in (piece for group in groups for piece in even_pieces(group, self._evaluation_batch)):
             part = slice(start, start + size)
-            yield self._output(tree_map(lambda t, p=part: t[p], data.inputs)), data.targets[part]
+            targets = data.targets[part]
+            yield self._output(tree_map(lambda t, p=part: t[p], data.inputs), targets), targets
             start += size
-
-
-def _tensors(data: ClientData) -> tuple[Any, torch.Tensor]:
-    if isinstance(data, tuple):
-        require(len(data) == 2, f"a client's data is a tuple of {len(data)}; allowed: (inputs, targets)")
-        inputs, targets = tree_map(torch.as_tensor, data)
-        sizes = {len(leaf) for leaf in tree_leaves(inputs)} | {len(targets)}
-        require(len(sizes) == 1, f"a client's inputs and targets differ in length: {sorted(sizes)}")
-        return inputs, targets
-    rows = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
-    require(bool(rows), "a client has no data; allowed: at least one sample each")
-    pair = isinstance(rows[0], tuple | list) and len(rows[0]) == 2
-    require(pair, f"a client's data set gives {type(rows[0]).__name__}; allowed: (input, target) pairs")
-    inputs, targets = default_collate(rows)
-    return inputs, targets
-
-
-def _arguments(inputs: Batch) -> tuple[Any, ...]:
-    return () if isinstance(inputs, dict) else (inputs,)
-
-
-def _keywords(inputs: Batch) -> dict[str, Any]:
-    return inputs if isinstance(inputs, dict) else {}

@@ -14,10 +14,12 @@ from tests.fleets.flower.test_bad_answers import CLIENTS, LR, START, client_app
 
 from acefl import ACE, CA2FL, FedBuff, InvalidInput, Stop
 from acefl.core.rule import Method
-from acefl.core.types import Vector
+from acefl.core.types import Step, Vector
 from acefl.fleets.flower.fleet import FlowerFleet
-from acefl.fleets.flower.records import ModelLayout
+from acefl.fleets.flower.records import Findings, ModelLayout
+from acefl.fleets.flower.survey import Survey
 from acefl.probes import ErrorTerms, Participation, TrueGradient
+from acefl.runs.evaluation import Evaluator
 from acefl.runs.loggers import Logger
 from acefl.runs.observers import Observer
 from acefl.runs.training import Training
@@ -44,14 +46,16 @@ def judge(model: Vector, version: int) -> Evaluation:
     return Evaluation({"loss": float(model.norm())})
 
 
-def federation(rule: Method, *observers: Observer, joins: int = 0) -> tuple[Training, FakeGrid]:
+def federation(
+    rule: Method, *observers: Observer, joins: int = 0, target: tuple[str, float] | None = None
+) -> tuple[Training, FakeGrid]:
     order = [client for _ in range(8) for client in range(CLIENTS)]
     late = [client for _ in range(4) for client in range(CLIENTS + joins)] if joins else []
     grid = FakeGrid(client_app, CLIENTS, [[(client, None)] for client in order + late])
     layout = ModelLayout.of(ArrayRecord({"w": Array(START.numpy())}))
     fleet = FlowerFleet(grid, layout, pool=AtOnce(), clock=ticking(), least=0.0)
     fleet.wait_for(CLIENTS)
-    stop = Stop(arrivals=len(order) + len(late))
+    stop = Stop(arrivals=len(order) + len(late), target=target)
     made = Training(rule, fleet, model=START, lr=LR, stop=stop, config={"task": {}}, judge=judge, evaluations=4,
         observers=observers, background=False,
     )  # fmt: skip
@@ -73,6 +77,19 @@ def test_whose_updates_make_up_the_model_is_known_of_real_clients(rule: Method) 
     assert sum(log.each["influence"]) == pytest.approx(1.0)
     assert log.each["uploads"] == [row["uploads"] for row in run.clients]
     assert math.isfinite(run.final["influence_slow"])
+
+
+def test_a_federation_ends_at_its_target() -> None:
+    whole, _ = federation(ACE())
+    losses = [row["loss"] for row in whole.complete().metrics]
+    first = losses.index(min(losses))
+    assert 0 < first < len(losses) - 1
+    made, _ = federation(ACE(), target=("loss", losses[first]))
+    run = made.complete()
+    assert [row["loss"] for row in run.metrics] == losses[: first + 1]
+    assert "was reached after" in run.config["ended"]
+    for one in (whole, made):
+        one.close()
 
 
 def test_a_client_that_joins_gets_its_share_of_influence() -> None:
@@ -113,3 +130,13 @@ def test_an_observer_with_a_few_methods_of_its_own_will_do() -> None:
     made.finish()
     made.close()
     assert few.rows > 1
+
+
+def test_nodes_tell_other_metrics_too() -> None:
+    """Those of which everybody knows which way they are better."""
+    found = {0: Findings(3, {"loss": 1.0, "f1": 0.5, "odd": 2.0}), 2: Findings(4, {"eval_loss": 3.0, "f1": 0.7})}
+    made = Survey(5, set(), found).evaluation(clients=3)
+    assert made.metrics == pytest.approx({"client_loss": 2.0, "client_f1": 0.6})
+    assert list(made.client_metrics) == ["f1"]
+    row = Evaluator(None, 1, lambda: [1.0, 2.0, 3.0], background=False).add(Step(0, 0, 0.0, False), made)
+    assert (row["fast_f1"], row["slow_f1"], row["worst_f1"]) == pytest.approx((0.5, 0.7, 0.5))

@@ -39,7 +39,7 @@ def watch(port: int, until: Any) -> dict[str, Any]:
 
 
 def test_a_federation_with_tls_goes_on_when_a_node_leaves_and_takes_it_in_again(tmp_path: Path) -> None:
-    """Two nodes and few updates: a node imports everything anew for each message."""
+    """Its nodes fork ClientApps by `python -m acefl.flower.executor`, which learns what the app imports."""
     live, updates = free_port(), 8
     with Loopback(tmp_path / "flower") as federation:
         for node in range(2):
@@ -52,6 +52,7 @@ def test_a_federation_with_tls_goes_on_when_a_node_leaves_and_takes_it_in_again(
         federation.restart_node(1)
         status = federation.wait(run, LONGEST)
         assert status == "finished:completed", federation.log("superlink")
+        assert "imported for the next one" in federation.log("executor-0"), "the messages went elsewhere"
     made = load(tmp_path / "out")
     assert made.arrivals >= updates
     assert len(made.participation) == 2, "a node that came back was taken for another one"

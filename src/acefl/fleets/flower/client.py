@@ -44,7 +44,7 @@ def send_update(message: Message, context: Context, call_next: ClientAppCallable
     for name, record in reply.content.items():
         if not isinstance(record, ArrayRecord):
             kept[name] = record
-    return _reply(message, context, update, kept)
+    return _reply(message, context, update, kept, trained=True)
 
 
 def answer(
@@ -86,7 +86,9 @@ def _open(message: Message) -> tuple[ModelLayout, Vector]:
     return layout, model
 
 
-def _reply(message: Message, context: Context, update: Vector, content: RecordDict) -> Message:
+def _reply(
+    message: Message, context: Context, update: Vector, content: RecordDict, *, trained: bool = False
+) -> Message:
     order = Order.read(message.content)
     require(bool(torch.isfinite(update).all()), "the update is not finite: the model diverged on this client")
     draw = keyed.key(*order.run.encode(), order.task)
@@ -99,5 +101,6 @@ def _reply(message: Message, context: Context, update: Vector, content: RecordDi
     else:
         array = packed(update, order.uplink, draw)
     content[UPDATE] = ArrayRecord({UPDATE: array})
-    content[ORDER] = ConfigRecord({"run": order.run, "task": order.task, "version": order.version, "base": base})
+    told = {"run": order.run, "task": order.task, "version": order.version, "base": base, "trained": trained}
+    content[ORDER] = ConfigRecord(told)  # type: ignore[arg-type]
     return Message(content, reply_to=message)

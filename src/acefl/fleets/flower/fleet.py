@@ -13,12 +13,13 @@ from threading import Lock
 
 from flwr.app import DEFAULT_TTL, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.run import RunNotRunningException
 
 from acefl.core import rng as keyed
 from acefl.core.errors import NothingInFlight, one_of, require
 from acefl.core.types import Arrival, Event, Joined, Left, Lost, Restarted, State, Vector
 from acefl.fleets import wire
-from acefl.fleets.base import Fleet, Refusal, Trip
+from acefl.fleets.base import Fleet, Member, Refusal, Trip
 from acefl.fleets.flower.post import LEAST, Post, Undelivered
 from acefl.fleets.flower.records import (
     MODEL,
@@ -87,6 +88,7 @@ class FlowerFleet(Fleet):
         wires: Encodings and time limits; None: `Wires()`.
         differences: Whether clients send changes, as for client-held ACE.
         config: Sent along with every task.
+        trained: Whether gradients are refused: the learning rate fits trained arrays alone.
         pool: Executor whose threads send, fetch and read messages; None: one of its own.
         clock: Seconds that never go back.
         least: Shortest pause between two looks for answers, in seconds.
@@ -104,13 +106,14 @@ class FlowerFleet(Fleet):
         *,
         differences: bool = False,
         config: ConfigRecord | None = None,
+        trained: bool = False,
         pool: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
         least: float = LEAST,
         post: Post[_Task, Answer | Findings | Refused] | None = None,
     ) -> None:
         self._grid, self._layout, self.wires = grid, layout, wires or Wires()
-        self._differences, self._config = differences, config
+        self._differences, self._config, self._trained = differences, config, trained
         self._clock = clock
         self._run = secrets.token_hex(8)
         if post is None:
@@ -132,6 +135,7 @@ class FlowerFleet(Fleet):
         self._scanned = -SCAN
         self.now = 0.0
         self.samples: dict[int, int] = {}
+        self.stopped = False  # whether the SuperLink says that the run is over
         self.metrics: dict[str, list[float]] = {}  # of accepted answers, since somebody last took them
 
     @property
@@ -142,6 +146,9 @@ class FlowerFleet(Fleet):
     def node_ids(self) -> list[int]:
         """Every client's node."""
         return [node.id for node in self._roster.nodes]
+
+    def members(self) -> list[Member]:
+        return [Member(str(node.id), node.connected) for node in self._roster.nodes]
 
     @property
     def connected(self) -> list[int]:
@@ -211,7 +218,8 @@ class FlowerFleet(Fleet):
 
     def _send(self, node: Node, arrays: Callable[[], ArrayRecord], version: int, kind: str) -> None:
         base = self._base.get(node.client, NO_BASE)
-        order = Order(self._run, self._tasks, version, self.wires.uplink, self.wires.downlink, self._differences, base)
+        encodings = self.wires.uplink, self.wires.downlink
+        order = Order(self._run, self._tasks, version, *encodings, self._differences, base, self._trained)
         task = _Task(node, order, self._clock() - self._began, kind)
         self._tasks += 1
 
@@ -337,7 +345,12 @@ class FlowerFleet(Fleet):
     def _scan(self) -> None:
         """Take in who has joined; what those who left were working on is asked for at once, and found lost."""
         self._scanned = self._clock()
-        joined, left = self._roster.update(self._grid.get_node_ids())
+        try:
+            there = list(self._grid.get_node_ids())
+        except RunNotRunningException:  # no Exception in Flower: it is meant to end the process
+            self.stopped = True
+            return
+        joined, left = self._roster.update(there)
         self._take_in(joined)
         if left:
             self._post.hurry(lambda task: task.node in left)

@@ -41,13 +41,15 @@ class Loopback:
     """Use as a context manager; `folder` keeps logs, keys and Flower's home.
 
     With `simulated_nodes` the SuperLink runs apps in Flower's simulation runtime, and there are no SuperNodes.
+    `preloaded` nodes fork ClientApps by `python -m acefl.flower.executor`; others start them as Flower does.
     """
 
-    def __init__(self, folder: Path, *, secure: bool = True, simulated_nodes: int = 0) -> None:
+    def __init__(self, folder: Path, *, secure: bool = True, simulated_nodes: int = 0, preloaded: bool = True) -> None:
         self.folder = folder.resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.secure = secure
         self._simulated_nodes = simulated_nodes
+        self._preloaded = preloaded
         self.port = free_port()
         programs = Path(sys.executable).parent
         self._environment = {
@@ -111,14 +113,20 @@ class Loopback:
                 self.flwr("supernode", "register", f"{key}.pub", NAME)
             security = ["--root-certificates", str(self.folder / "ca.crt"), "--auth-supernode-private-key", str(key)]
         self._node_settings[number] = settings
+        port = str(free_port())
         self._start(
             f"node-{number}",
             *("flower-supernode", *security, "--superlink", f"127.0.0.1:{self.port}"),
-            *("--host", "127.0.0.1", "--port", str(free_port()), "--node-config", settings),
+            *("--host", "127.0.0.1", "--port", port, "--node-config", settings),
+            *("--isolation", "process" if self._preloaded else "subprocess"),
         )
+        if self._preloaded:
+            command = ("python", "-m", "acefl.flower.executor", "--runtime-api-address", f"127.0.0.1:{port}")
+            self._start(f"executor-{number}", *command)
 
     def kill_node(self, number: int, how: signal.Signals = signal.SIGKILL) -> None:
         """End a node and all that it runs, as if its machine had died."""
+        self._end(f"executor-{number}", how)
         self._end(f"node-{number}", how)
 
     def restart_node(self, number: int) -> None:

@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 
 from flwr.app import Message
 from flwr.serverapp import Grid
+from flwr.supercore.run import RunNotRunningException
 
 log = logging.getLogger("acefl")
 
@@ -156,7 +157,7 @@ class Post(Generic[T, R]):
     def _push(self, number: int, make: Callable[[], Message]) -> None:
         try:
             ids = list(self._grid.push_messages([make()]))
-        except Exception as error:  # the engine raises what its transport raises
+        except (Exception, RunNotRunningException) as error:  # the engine raises what its transport raises
             self._back.put((number, Undelivered(f"{type(error).__name__}: {error}")))
             return
         refused = Undelivered("the SuperLink did not take the message", silent=True)
@@ -166,7 +167,7 @@ class Post(Generic[T, R]):
         try:
             answers = list(self._grid.pull_messages([letter.message_id]))
             self._outage = False
-        except Exception as error:  # an outage: look again later, and the time to live ends it
+        except (Exception, RunNotRunningException) as error:  # an outage: look again later; the time to live ends it
             if not self._outage:
                 log.warning("cannot ask for answers now: %s: %s", type(error).__name__, error)
             self._outage, answers = True, []

@@ -48,6 +48,7 @@ class Order:
     downlink: str = "fp32"
     differences: bool = False  # client-held ACE: send the change since the task `base`
     base: int = NO_BASE
+    trained: bool = False  # only trained arrays are asked for: the learning rate was chosen for these
 
     def record(self, layout: str = "") -> ConfigRecord:
         return ConfigRecord({**asdict(self), "layout": layout})
@@ -57,7 +58,8 @@ class Order:
         record = content.get(ORDER)
         if not isinstance(record, ConfigRecord):
             raise InvalidInput(f"the message has no {ORDER!r} record: it was not sent by acefl.flower.run_async")
-        return cls(**{field.name: record[field.name] for field in fields(cls)})  # type: ignore[arg-type]
+        known = {field.name: record[field.name] for field in fields(cls) if field.name in record}
+        return cls(**known)  # type: ignore[arg-type]  # a server of an earlier version does not say everything
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,8 @@ def read_answer(content: RecordDict, order: Order, dim: int, most: int) -> Answe
     base = record.get("base")
     if type(base) is not int or (base != order.base and base != NO_BASE):
         raise Refused("foreign-base", size)
+    if order.trained and record.get("trained") is not True:
+        raise Refused("gradient-without-lr", size)
     try:
         vector = unpacked(update[UPDATE], order.uplink, dim)
     except InvalidInput:

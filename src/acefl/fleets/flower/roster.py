@@ -27,6 +27,10 @@ class Node:
     failures: int = 0  # in a row
     rests_until: float = 0.0
 
+    def facts(self, event: str, **more: str) -> dict[str, dict[str, object]]:
+        """What a log collector wants to know beside the words."""
+        return {"facts": {"event": event, "client": self.client, "node": str(self.id), **more}}
+
 
 class Roster:
     """Nodes get client numbers in the order they are first seen, and keep them: who comes back is the same client."""
@@ -47,11 +51,11 @@ class Roster:
         left = [node for node in self.nodes if node.connected and node.id not in ids]
         for node in self.nodes:
             if not node.connected and node.id in ids:
-                log.info("client %d (node %d) is back", node.client, node.id)
+                log.info("client %d (node %d) is back", node.client, node.id, extra=node.facts("back"))
                 node.failures, node.rests_until = 0, 0.0
             node.connected = node.id in ids
         for node in left:
-            log.warning("client %d (node %d) has left", node.client, node.id)
+            log.warning("client %d (node %d) has left", node.client, node.id, extra=node.facts("left"))
         return joined, left
 
     def remember(self, ids: Iterable[int]) -> list[Node]:
@@ -61,7 +65,7 @@ class Roster:
     def _add(self, node_id: int, *, connected: bool = True) -> Node:
         node = self._by_id[node_id] = Node(node_id, len(self.nodes), connected)
         self.nodes.append(node)
-        log.info("node %d is client %d", node_id, node.client)
+        log.info("node %d is client %d", node_id, node.client, extra=node.facts("joined"))
         return node
 
     def is_ready(self, node: Node) -> bool:
@@ -71,7 +75,11 @@ class Roster:
         """Let a node rest, longer each time; EverybodyFails when all of them fail again and again."""
         node.failures += 1
         node.rests_until = self._clock() + min(2.0 ** (node.failures - 1) - 1, LONGEST_REST)
-        log.warning("client %d (node %d) did not answer as asked: %s", node.client, node.id, reason)
+        log.warning(
+            "client %d (node %d) did not answer as asked: %s",
+            *(node.client, node.id, reason),
+            extra=node.facts("lost", reason=reason),
+        )
         there = self.connected
         if there and all(other.failures >= FAILURES for other in there):
             raise EverybodyFails(f"every connected node failed {FAILURES} times in a row, the last with: {reason}")

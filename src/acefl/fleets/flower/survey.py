@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from acefl.core.metrics import base, direction
 from acefl.fleets.flower.records import Findings
 from acefl.tasks.base import Evaluation
 
@@ -21,11 +22,23 @@ class Survey:
     found: dict[int, Findings] = field(default_factory=dict)
 
     def evaluation(self, clients: int) -> Evaluation:
-        """Every client's loss and accuracy, and `client_loss`, in which every client counts the same."""
+        """Every client's loss and accuracy, other metrics of which it is known which way they are better (such as f1),
+        and `client_loss` and the like, in which every client counts the same."""
         loss, accuracy = self._each(LOSS), self._each(ACCURACY)
-        metrics = {"client_loss": sum(loss.values()) / len(loss)} if loss else {}
-        answered = frozenset(self.found)
-        return Evaluation(metrics, _column(loss, clients), _column(accuracy, clients), answered=answered)
+        others = {name: self._each((name,)) for name in self._others()}
+        metrics = {f"client_{name}": _mean(values) for name, values in {"loss": loss, **others}.items() if values}
+        columns = {name: column for name, own in others.items() if (column := _column(own, clients)) is not None}
+        return Evaluation(
+            metrics,
+            _column(loss, clients),
+            _column(accuracy, clients),
+            answered=frozenset(self.found),
+            client_metrics=columns,
+        )
+
+    def _others(self) -> list[str]:
+        names = {name for found in self.found.values() for name in found.metrics} - {*LOSS, *ACCURACY}
+        return sorted(name for name in names if base(name) == name and direction(name, {}) is not None)
 
     def means(self) -> dict[str, float]:
         """Every metric's mean over clients, weighted by their numbers of samples, as Flower's strategies do it."""
@@ -44,6 +57,10 @@ class Survey:
             for client, found in sorted(self.found.items())
             if any(name in found.metrics for name in names)
         }
+
+
+def _mean(values: dict[int, float]) -> float:
+    return sum(values.values()) / len(values)
 
 
 def _column(values: dict[int, float], clients: int) -> torch.Tensor | None:

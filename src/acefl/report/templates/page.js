@@ -1,83 +1,105 @@
 "use strict";
 (() => {
   const panels = JSON.parse(document.getElementById("panels").textContent);
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const family = getComputedStyle(document.body).fontFamily;
-
-  const above = { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 };
-
-  // plotly does not break an axis title: on a narrow screen it is set smaller and in lines that fit.
-  const fitted = (axis, room) => {
-    if (room > 380 || !axis.title.text) return axis;
-    const lines = [""];
-    axis.title.text.split(" ").forEach((word) => {
-      const longer = `${lines.at(-1)} ${word}`.trim();
-      if (longer.length > 26) lines.push(word);
-      else lines[lines.length - 1] = longer;
-    });
-    return { ...axis, title: { ...axis.title, text: lines.join("<br>"), font: { size: 12 } } };
-  };
-
-  // Ink and grid follow the reader's light or dark scheme; the methods' colours do not.
-  const themed = (layout, room) => {
-    const axis = { gridcolor: colour("--grid"), linecolor: colour("--rule"), tickcolor: colour("--rule") };
-    return {
-      ...layout,
-      paper_bgcolor: colour("--paper"),
-      plot_bgcolor: colour("--paper"),
-      font: { ...layout.font, family, color: colour("--ink") },
-      legend: above,
-      hoverlabel: { bgcolor: colour("--tint"), bordercolor: colour("--rule"), font: { family, color: colour("--ink") } },
-      xaxis: { ...axis, ...fitted(layout.xaxis, room) },
-      yaxis: { ...axis, ...fitted(layout.yaxis, room) },
-    };
-  };
-
-  // The page has one legend for all panels; a panel saved by itself needs its own, and its title.
-  const save = (panel) => ({
-    name: "Save as SVG, with title and legend",
-    icon: Plotly.Icons.camera,
-    click: (plot) => {
-      const layout = {
-        ...plot.layout,
-        showlegend: true,
-        legend: above,
-        title: { text: panel.title, x: 0.02, y: 0.97, yanchor: "top" },
-        margin: { ...plot.layout.margin, t: 110 },
-        width: 960,
-        height: 600,
-      };
-      Plotly.downloadImage({ data: plot.data, layout }, { format: "svg", width: 960, height: 600, filename: panel.id });
-    },
-  });
-
   const plots = panels.map((panel) => document.getElementById(panel.id));
-  const drawn = panels.map((panel, place) =>
-    Plotly.newPlot(plots[place], panel.traces, themed(panel.layout, plots[place].clientWidth), {
-      responsive: true,
-      displaylogo: false,
-      modeBarButtons: [[save(panel), "zoom2d", "pan2d", "resetScale2d"]],
-    })
-  );
+  const hidden = new Set();
+
+  // A panel is drawn when it has a width, and again when that changes.
+  const widths = new Map();
+  const again = (place) => hover(plots[place], panels[place], draw(plots[place], panels[place], { hidden }));
+  const watch = new ResizeObserver((entries) => {
+    entries.forEach(({ target }) => {
+      if (target.clientWidth < 50 || widths.get(target) === target.clientWidth) return;
+      widths.set(target, target.clientWidth);
+      again(plots.indexOf(target));
+    });
+    if (widths.size === plots.length) document.body.dataset.drawn = String(plots.length);
+  });
+  plots.forEach((plot) => watch.observe(plot));
 
   document.querySelectorAll(".legend button").forEach((button) => {
     button.addEventListener("click", () => {
       const shown = button.getAttribute("aria-pressed") === "false";
       button.setAttribute("aria-pressed", String(shown));
-      plots.forEach((plot, place) => {
-        const traces = panels[place].traces;
-        const mine = traces.flatMap((trace, i) => (trace.meta === button.dataset.method ? [i] : []));
-        if (mine.length) Plotly.restyle(plot, { visible: shown }, mine);
-      });
+      hidden[shown ? "delete" : "add"](button.dataset.method);
+      plots.forEach((_, place) => again(place));
     });
   });
 
-  const again = () =>
-    plots.forEach((plot, place) => Plotly.react(plot, plot.data, themed(panels[place].layout, plot.clientWidth)));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
-  matchMedia("(max-width: 600px)").addEventListener("change", again);
+  const download = (name, type, text) => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], { type }));
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  };
 
-  Promise.all(drawn).then(() => {
-    document.body.dataset.drawn = String(drawn.length);
+  // -- a figure's numbers --------------------------------------------------------------------------------------------
+
+  const HEADINGS = ["panel", "series", "x axis", "x", "y axis", "y", "low", "high"];
+  const rowsOf = ({ heading, traces, layout }) => {
+    const axes = [layout.xaxis.title, layout.yaxis.title];
+    const named = ({ tickvals = [], ticktext = [] }, value) => {
+      const text = ticktext[tickvals.indexOf(value)] || "";
+      return /\p{L}/u.test(text) ? text : value;
+    };
+    const row = (name, x, y, low = "", high = "") =>
+      [heading, name, axes[0], named(layout.xaxis, x), axes[1], named(layout.yaxis, y), low, high];
+    return traces.flatMap((trace) => {
+      if (trace.type === "heatmap") return trace.values.flatMap((line, j) => line.map((value, i) => row(trace.y[j], trace.x[i], value)));
+      if (!["scatter", "bar"].includes(trace.type) || trace.hover === false) return [];
+      const band = traces.find((other) => other.type === "band" && other.meta === trace.meta && other.x.length === trace.x.length);
+      const around = (i) => {
+        if (band) return [band.low[i], band.high[i]];
+        return trace.error ? [trace.y[i] - trace.error[i], trace.y[i] + trace.error[i]] : [];
+      };
+      return trace.x.map((x, i) => row(trace.name, x, trace.y[i], ...around(i)));
+    });
+  };
+  const quoted = (value) => {
+    const text = value === null ? "" : String(value);
+    return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  const csv = (own) => {
+    const tables = own.map((panel) => panel.table || { headings: HEADINGS, rows: rowsOf(panel) });
+    const alike = (table) => JSON.stringify(table.headings);
+    const groups = Map.groupBy ? Map.groupBy(tables, alike) : tables.reduce((m, t) => m.set(alike(t), [...(m.get(alike(t)) || []), t]), new Map());
+    const parts = [...groups.values()].map((same) => [same[0].headings, ...same.flatMap((table) => table.rows)]);
+    return parts.map((rows) => rows.map((row) => `${row.map(quoted).join(",")}\n`).join("")).join("\n");
+  };
+  document.querySelectorAll("button.csv").forEach((button) => {
+    const own = panels.filter((panel) => panel.figure === button.dataset.figure);
+    button.addEventListener("click", () => download(`${button.dataset.figure}.csv`, "text/csv", csv(own)));
   });
+
+  // -- a panel as a file: with its title, its legend and the colours it has on the page -------------------------------
+
+  const STYLES = ["fill", "stroke", "fill-opacity", "opacity", "font-family"];
+  document.querySelectorAll("button.svg").forEach((button) => {
+    button.addEventListener("click", () => {
+      const panel = panels.find((one) => one.id === button.dataset.panel);
+      const holder = document.querySelector(".offscreen");
+      const { svg } = draw(holder, panel, { hidden, width: 960, height: 600, title: panel.title, withLegend: true });
+      svg.querySelectorAll("*").forEach((part) => {
+        const computed = getComputedStyle(part);
+        STYLES.forEach((name) => part.style.setProperty(name, computed.getPropertyValue(name)));
+      });
+      svg.style.background = getComputedStyle(document.body).backgroundColor;
+      download(`${panel.id}.svg`, "image/svg+xml", new XMLSerializer().serializeToString(svg));
+      holder.replaceChildren();
+    });
+  });
+
+  // A table that is wider than the screen says so.
+  const wide = [...document.querySelectorAll(".wide")];
+  const hint = () =>
+    wide.forEach((box) => {
+      const cut = box.scrollWidth > box.clientWidth + 1;
+      box.previousElementSibling.hidden = !cut;
+      box.toggleAttribute("tabindex", cut);
+      if (cut) box.setAttribute("tabindex", "0");
+    });
+  addEventListener("resize", hint);
+  hint();
+  if (!plots.length) document.body.dataset.drawn = "0";
 })();

@@ -21,7 +21,7 @@ function numbers(state) {
     const box = document.createElement("div"), number = document.createElement("b");
     number.textContent = short(value);
     box.append(number, name);
-    box.title = name === "refused" ? Object.entries(state.refused).map(([why, n]) => `${n} ${why}`).join(", ") : "";
+    box.title = name === "refused" ? reasons(state.refused) : "";
     return box;
   }));
 }
@@ -31,8 +31,8 @@ function curve(rows) {
   const svg = byId("curve");
   svg.setAttribute("viewBox", "0 0 400 160");
   if (!metric) { svg.replaceChildren(element("text", {x: 10, y: 80}, "no evaluation yet")); return; }
-  byId("metric").textContent = `${metric} against server steps`;
-  const points = rows.filter((row) => Number.isFinite(row[metric])).map((row) => [row.step, row[metric]]);
+  byId("metric").textContent = `${metric} against time`;
+  const points = rows.filter((row) => Number.isFinite(row[metric])).map((row) => [row.time ?? row.step, row[metric]]);
   const right = Math.max(1, ...points.map((p) => p[0]));
   let low = Math.min(...points.map((p) => p[1])), high = Math.max(...points.map((p) => p[1]));
   if (low === high) { low -= 0.5; high += 0.5; }
@@ -73,11 +73,36 @@ function clients(state) {
   }));
 }
 
+function ago(seconds) {
+  if (seconds === null) return "–";
+  return seconds < 120 ? `${Math.round(seconds)} s` : seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`;
+}
+
+function reasons(counts) {
+  return Object.entries(counts).map(([why, n]) => `${n} ${why}`).join(", ");
+}
+
+function nodes(state) {
+  const real = state.clients.some((c) => c.node);
+  byId("nodes").hidden = !real;
+  byId("refusals").hidden = !Object.keys(state.refused).length;
+  byId("refusals").textContent = `refused: ${reasons(state.refused)}`;
+  if (!real) return;
+  byId("nodes").tBodies[0].replaceChildren(...state.clients.map((c) => {
+    const row = document.createElement("tr");
+    row.className = `${c.active ? "in" : "out"} ${c.connected ? "there" : "gone"}`;
+    row.append(...[c.client, c.name ? `${c.name}, ${c.node}` : c.node, c.arrivals, ago(c.seconds_ago), ago(c.at_work),
+      c.model_age ?? "–", ago(c.task_seconds), c.lost, reasons(c.refused) || "–", c.active ? "yes" : `no: ${c.why_not}`,
+    ].map((text) => { const cell = document.createElement("td"); cell.textContent = text; return cell; }));
+    return row;
+  }));
+}
+
 async function refresh() {
   try {
-    const state = await (await fetch("/state.json")).json();
+    const state = await (await fetch(`/state.json${location.search}`)).json();
     byId("stopped").hidden = true;
-    numbers(state); curve(state.evaluations); bars(state.staleness); clients(state);
+    numbers(state); curve(state.evaluations); bars(state.staleness); clients(state); nodes(state);
   } catch (problem) {
     byId("stopped").hidden = false;
   }

@@ -1,0 +1,1 @@
+"""A federation in which much goes wrong."""
