@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from acefl import ACE, Every, Scenario, Stop, simulate, tasks
-from acefl.core.state import lending
+from acefl.core.state import without_copies
 from acefl.core.types import Vector
 from acefl.runs.checkpoint import Checkpoints
 from acefl.runs.simulate import simulation
@@ -81,7 +81,7 @@ def written(encoding: str, room: Path) -> list[dict[str, Any]]:
             continue
         due += CHANGED
         began = time.perf_counter()
-        with lending():
+        with without_copies():
             checkpoints.save(training.state_dict())
         seconds.append(time.perf_counter() - began)
         sizes.append((room / checkpoints.files[0]).stat().st_size / 1e6)

@@ -3,7 +3,7 @@
     python experiments/ideas/auto_study.py [--workers 1]    # fills auto.json, goes on where it stopped; then README.md
     python experiments/ideas/auto_study.py --show           # the table of what is recorded
 
-Two tasks, three scenarios, three seeds; every method is tuned in every cell with the same small budget. The bar: not
+Two tasks, three scenarios, five seeds; every method is tuned in every cell with the same small budget. The bar: not
 worse than the best corner in any cell, better than all of them in some.
 """
 
@@ -34,7 +34,7 @@ from acefl.studies.jobs import Job, open_jobs  # noqa: E402
 CORNERS = ("ACE", "MIFA", "CA2FL", "FedBuff", "ASGD")
 FIXED, AUTO = "Calibrated", "AutoCalibrated"
 CHOSEN = ("equal", "spread", "heavy tail")
-ARRIVALS, BUDGET, SEEDS = 3000, 4.0, (1, 2, 3)
+ARRIVALS, BUDGET, SEEDS = 3000, 10.0, (1, 2, 3, 4, 5)
 RESULTS = HERE / "auto.json"
 
 

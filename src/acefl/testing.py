@@ -35,7 +35,7 @@ from acefl.core.errors import require
 from acefl.core.rule import Audience, Method, Rule, Upload
 from acefl.core.server import Server
 from acefl.core.settings import settings_of
-from acefl.core.state import Parts, lending, put_together
+from acefl.core.state import Parts, reassemble, without_copies
 from acefl.core.types import Arrival, State, Vector
 from acefl.rules import label
 from acefl.rules.ace import ClientMemory
@@ -164,7 +164,7 @@ def snapshot(settings: Method) -> None:
             which.absorb(arrival)
         assert _equal(state, kept), f"the state changed while the rule {whose} absorbed more"
         _directions(which, log[half + 2 :])
-        assert _equal(state, kept), f"the state changed while the rule {whose} went on"
+        assert _equal(state, kept), f"the state changed while the rule {whose} continued"
 
 
 def names(settings: Method) -> None:
@@ -408,13 +408,13 @@ def _through_files(rule: Rule) -> State:
     """What comes back of a rule's state that was written as safetensors and JSON, as a checkpoint is."""
     from safetensors.torch import load, save
 
-    with lending():
+    with without_copies():
         parts = Parts.of(rule.state_dict())
-        named = {f"{path}/{name}": tensor for path, lent in parts.named.items() for name, tensor in lent.items()}
+        named = {f"{path}/{name}": tensor for path, own in parts.named.items() for name, tensor in own.items()}
         tensors = {path: tensor.contiguous() for path, tensor in {**parts.tensors, **named}.items()}
         written = json.dumps(parts.skeleton, allow_nan=False), save(tensors)
-    names = {path: list(lent) for path, lent in parts.named.items()}
-    back: State = put_together(json.loads(written[0]), names, load(written[1]).__getitem__)
+    names = {path: list(own) for path, own in parts.named.items()}
+    back: State = reassemble(json.loads(written[0]), names, load(written[1]).__getitem__)
     return back
 
 

@@ -175,7 +175,9 @@ def test_every_scenario_option_arrives_where_it_belongs(acefl_command: Terminal)
     }
     flags = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     result = acefl_command.json("run", *TINY, "--lr", "0.1", *flags)
-    assert result["scenario"] == {**settings, "trace": None}
+    assert result["scenario"] == {**settings, "trace": None, "devices": None, "durations": None}
+    phones = acefl_command.json("run", *TINY, "--lr", "0.1", "--devices", "phones", "--slow", "first")["scenario"]
+    assert (phones["devices"], phones["slow"], phones["spread"]) == ("phones", "first", 1.0)
     Path("trace.csv").write_text("client,duration\n" + "".join(f"{client},1\n" for client in range(5)))
     traced = acefl_command.json("run", *TINY, "--lr", "0.1", "--trace", "trace.csv", "--time", "9")
     assert traced["scenario"]["trace"] == "trace.csv"
@@ -201,6 +203,20 @@ def test_a_run_says_whether_and_when_it_reached_its_target(acefl_command: Termin
         "time": None,
         "target": ["gap", 5.0],
     }
+
+
+def test_a_table_with_a_target_fits_the_terminal(acefl_command: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    digits = ["--clients", "5", "--arrivals", "40", "--lr", "0.2", "--seeds", "2", "--workers", "1"]
+    acefl_command.json(
+        "compare", *digits, "--method", "ACE", "--method", "ASGD", "--target", "accuracy=0.5", "--out", "w"
+    )
+    for columns in (60, 80, 120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        _, out, _ = acefl_command("report", "w")
+        assert max(map(len, out.splitlines())) <= columns
+        assert "method" in out
+        assert "ASGD" in out
+        assert "accuracy" in out
 
 
 @pytest.mark.parametrize("flags", [("--target", "f1=0.9"), ("--by", "f1")])

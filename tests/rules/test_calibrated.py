@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.rules.oracles import CalibratedOracle
-from tests.rules.schedules import Come, History, Join, Leave, histories, long_history, update, walk
+from tests.rules.schedules import Come, Event, History, Join, Leave, histories, long_history, update, walk
 
 from acefl import ACE, ASGD, CA2FL, MIFA, Arrival, Calibrated, FedBuff, InvalidInput
 from acefl.core.rule import Method
@@ -43,6 +43,16 @@ def test_every_step_is_that_of_the_formula(history: History, method: Calibrated)
 def test_a_large_model(table: str) -> None:
     method = Calibrated(c=0.5, buffer=2, table=table, warmup="zeros")
     assert against_oracle(long_history(Leave(1), Join(1.0), [Come(3, None)]), method) == 6
+
+
+@pytest.mark.parametrize("warmup", ["wait", "seen", "zeros"])
+@pytest.mark.parametrize("c", ["share", 0.4])
+def test_a_client_that_leaves_is_taken_out_of_the_mean_once(c: float | str, warmup: str) -> None:
+    """In the buffer, between two steps, twice, before it ever came; and it comes back."""
+    come = [[Come(client, 0)] for client in range(4)]
+    events: list[Event] = [*come, come[0], Leave(0), come[1], come[2], come[3], Leave(1), Leave(1), come[2], come[3]]
+    events += [come[0], come[3], Join(1.0), Leave(4), come[2], come[1], come[1], come[3], come[2]]
+    assert against_oracle(History(4, 3, events), Calibrated(c=c, buffer=2, warmup=warmup)) >= 7
 
 
 CORNERS: list[tuple[Method, Method]] = [

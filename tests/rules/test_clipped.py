@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.rules.oracles import ACEOracle, ASGDOracle, CA2FLOracle, ClippedOracle, Oracle
-from tests.rules.schedules import DIM, History, histories, walk
+from tests.rules.schedules import DIM, Come, Event, History, Join, Leave, histories, walk
 from tests.rules.test_contract import agree
 
 from acefl import ACE, ACED, FADAS, Arrival, Clipped, FedAvg, FedBuff, InvalidInput
@@ -26,6 +26,12 @@ def oracle_of(name: str, clients: int) -> Oracle:
 def test_every_step_is_the_methods_own_of_shorter_updates(history: History, name: str, threshold: float) -> None:
     oracle = ClippedOracle(oracle_of(name, history.clients), threshold)
     walk(history, lambda: Clipped(name, threshold).build(history.clients, torch.zeros(DIM)), oracle)
+
+
+def test_who_has_left_no_longer_counts() -> None:
+    events: list[Event] = [[Come(0, 0)], [Come(1, 0)], [Come(2, 0)], Leave(0), [Come(1, 0)], Join(1.0), [Come(3, 0)]]
+    oracle = ClippedOracle(ACEOracle([1.0] * 3, wait=True), 3.0)
+    assert walk(History(3, 1, events), lambda: Clipped("ACE", 3.0).build(3, torch.zeros(DIM)), oracle) == 3
 
 
 @settings(max_examples=20)

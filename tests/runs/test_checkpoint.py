@@ -30,7 +30,7 @@ import acefl
 from acefl import ACE, Every, InvalidInput, Stop, simulate, tasks
 from acefl.cli import main
 from acefl.core.gate import NormLimit
-from acefl.core.state import Named, Parts, blocks, lending
+from acefl.core.state import Named, Parts, blocks, without_copies
 from acefl.core.types import Arrival
 from acefl.rules import METHODS
 from acefl.runs.checkpoint import MOST_FILES, Checkpoints
@@ -60,7 +60,7 @@ def saved_and_rebuilt(rule: str, scenario: str, room: Path, turns: list[int]) ->
     checkpoints = Checkpoints(folder)
     for turn, _ in enumerate(simulation.advance()):
         if turn in turns:
-            with lending():
+            with without_copies():
                 checkpoints.save({"simulation": simulation.state_dict()})
         if turn == turns[-1]:
             break
@@ -113,7 +113,7 @@ def test_there_is_no_moment_at_which_a_run_cannot_be_saved(scenario: str, tmp_pa
     expected = fingerprint(build().complete())
     checkpoints, running = Checkpoints(tmp_path), build()
     for _ in running.advance():
-        with lending():
+        with without_copies():
             checkpoints.save(running.state_dict())
         rebuilt = build()
         rebuilt.load_state_dict(Checkpoints(tmp_path).load())
@@ -471,7 +471,7 @@ def arrive(table: Table, clients: Any, seed: int = 0) -> None:
 
 
 def save(checkpoints: Checkpoints, table: Table) -> None:
-    with lending():
+    with without_copies():
         checkpoints.save({"table": table.state_dict()})
 
 
@@ -514,7 +514,7 @@ class TestCost:
         written = changing = everything = 0
         distinct: dict[str, int] = {}
         for _ in running.advance():
-            with lending():
+            with without_copies():
                 parts = Parts.of(running.state_dict())
                 checkpoints.save(running.state_dict())
             named = {
@@ -552,7 +552,7 @@ class TestCost:
         for row in range(40_000):
             events.add(row / 7, Arrival(row % 5, update, row, row + 1, row), "duplicate" if row % 9 == 0 else "")
             if row % 500 == 0:
-                with lending():
+                with without_copies():
                     checkpoints.save(events.state_dict())
                 handle = safe_open(max(tmp_path.glob("*.safetensors")), "pt")
                 written += sum(handle.get_tensor(name).shape[1] for name in handle.keys())  # noqa: SIM118

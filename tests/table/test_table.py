@@ -19,7 +19,7 @@ from acefl.core import kernels
 from acefl.core.errors import InvalidInput
 from acefl.core.kernels.layout import ENCODINGS
 from acefl.core.rule import Method
-from acefl.core.state import lending
+from acefl.core.state import without_copies
 from acefl.rules import label
 from acefl.table import Accumulator, Table
 
@@ -346,7 +346,7 @@ class TestFile:
         table = build(tmp_path, "fp32", "file")
         for client in range(3):
             table.exchange(client, update(client), torch.zeros(DIM), 1.0)
-        with lending():
+        with without_copies():
             rows = list(table.state_dict()["rows"].values())
         assert [torch.equal(row.view(torch.float32), update(client)) for client, row in enumerate(rows)] == [True] * 3
 
@@ -359,7 +359,7 @@ class TestFile:
 def test_short_vectors_wait_for_no_compiler() -> None:
     code = """
 import sys, torch
-from acefl.core.state import lending
+from acefl.core.state import without_copies
 from acefl.table import Accumulator, Table
 table, total = Table(2, torch.zeros(5000), encoding="int8"), Accumulator(torch.zeros(5000))
 table.exchange(0, torch.randn(5000), total, 1.0)

@@ -144,6 +144,8 @@ def test_a_loss_that_only_the_model_knows_is_asked_of_it() -> None:
     np.testing.assert_allclose(found.client_loss, own, rtol=1e-5)  # type: ignore[arg-type]
     assert found.metrics["loss"] == pytest.approx(own[0], rel=1e-5)
     assert found.client_accuracy is None
+    with pytest.raises(InvalidInput, match="metrics need outputs, and only the model knows its loss"):
+        TorchTask(model, None, data, metrics={"mean": lambda outputs, targets: 0.0})
 
 
 def test_a_frozen_backbone_stays_and_may_be_of_any_precision() -> None:

@@ -82,6 +82,12 @@ def test_what_a_client_holds_out_does_not_depend_on_who_else_is_there() -> None:
     assert any(not one[0].equal(another[0]) for one, another in zip(everybody, other, strict=True))
 
 
+def test_clients_of_the_same_size_hold_out_rows_at_different_places() -> None:
+    data = pd.DataFrame({"x": [*range(40)] * 2, "y": 0, "who": ["a"] * 40 + ["b"] * 40})
+    one, other = tasks.by_group(data, "who", target="y", test=0.5)
+    assert rows_of(one) != rows_of(other)
+
+
 @pytest.mark.parametrize("share", [0.001, 0.5, 0.999])
 def test_every_client_keeps_one_sample_of_each(share: float) -> None:
     data = pd.DataFrame({"x": range(9), "y": [0] * 9, "who": [1, 1, 2, 2, 2, 10, 10, 10, 10]})

@@ -15,7 +15,8 @@ from torch import nn
 from acefl import ACE, Scenario, Stop, simulate
 from acefl.core.errors import InvalidInput
 from acefl.studies.plan import forecast
-from acefl.tasks import LanguageModel, TorchTask, language_model
+from acefl.tasks import TorchTask, language_model
+from acefl.tasks.language_model import LanguageModel, Perplexity
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
@@ -80,11 +81,15 @@ def test_the_loss_is_that_of_transformers_and_perplexity_its_exponential(tokeniz
             tokens += row.shape[1] - 1
         start += size
         assert float(found.heldout_loss[client]) == pytest.approx(losses / tokens, rel=1e-4)
-    assert found.metrics["perplexity"] == pytest.approx(math.exp(found.metrics["loss"]))
-    mean = sum(math.exp(loss) for loss in found.heldout_loss.tolist()) / 3
-    assert found.metrics["heldout_client_perplexity"] == pytest.approx(mean)
-    assert found.client_metrics["heldout_perplexity"].mean().item() == pytest.approx(mean)
+        assert float(found.client_metrics["heldout_perplexity"][client]) == pytest.approx(
+            math.exp(losses / tokens), rel=1e-4
+        )
+    by_rows = task(tokenizer, pack=pack, evaluation_batch=1).evaluate(model)  # perplexity is of tokens, however cut
+    assert by_rows.metrics["heldout_client_perplexity"] == pytest.approx(
+        found.metrics["heldout_client_perplexity"], rel=1e-4
+    )
     assert found.better == {"perplexity": "smaller"}
+    assert math.isnan(Perplexity().compute())  # of nothing
 
 
 def test_packed_rows_are_the_texts_one_after_another_and_held_out_texts_are_not_trained_on(tokenizer: Any) -> None:
@@ -114,6 +119,8 @@ def test_every_form_of_texts_gives_the_same_task(tokenizer: Any, tmp_path: Path)
     ):
         built = task(tokenizer, form)
         assert built.samples == expected.samples
+        named = isinstance(form, dict | Path)
+        assert (built.names is not None) is named
         assert torch.equal(built._targets, expected._targets)
 
 

@@ -120,6 +120,8 @@ def summary(table: pd.DataFrame, width: int | None = None) -> Table:
     text, bold = tables.readable(table), tables.bold(table)
     room = console().width if width is None else width
     spare = ["gradient norm", "slow-fifth training accuracy", "server steps"]
+    kept = {"method", text.columns[1], text.columns[-1], *spare}
+    spare += [str(heading) for heading in reversed(text.columns) if heading not in kept]
     for left_out in (spare[:count] for count in range(len(spare) + 1)):
         for gap in (2, 1):
             shown = _set_in_columns(text.drop(columns=left_out, errors="ignore"), bold, gap)

@@ -14,7 +14,7 @@ class InvalidInput(AceflError, ValueError):
 
 
 class Interrupted(AceflError):
-    """A person ended a run that can be gone on with: one line saying how."""
+    """A person ended a run that can be resumed: one line saying how."""
 
 
 class NothingInFlight(AceflError):

@@ -1,7 +1,7 @@
 """Methods of people's own, by the name of their module: `mypkg.mymodule:MyRule(tau=3)`.
 
 A name is imported only when a person gives it, on the command line or in a grid. A recorded run says where its method
-came from, but reading it back imports nothing: whoever wants to go on with it names the method again.
+came from, but reading it back imports nothing: whoever wants to resume it names the method again.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Rule(Stateful, ABC):
         return False
 
     def give_up(self) -> bool:
-        """Nobody is at work who could end the round: go on without those who are missing. True: a step is due."""
+        """Nobody is at work who could end the round: continue without those who are missing. True: a step is due."""
         return False
 
     def restart(self) -> None:

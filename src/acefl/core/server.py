@@ -12,7 +12,7 @@ from acefl.core.gate import Gate
 from acefl.core.optimizers import Optimizer
 from acefl.core.rule import Audience, Rule, Upload
 from acefl.core.schedules import Factor
-from acefl.core.state import lend
+from acefl.core.state import snapshot
 from acefl.core.types import Arrival, Event, Joined, Restarted, State, Vector
 
 
@@ -222,7 +222,7 @@ class Server:
             "due": self._due,
             "gate": self._gate.state_dict(),
             "optimizer": self._optimizer.state_dict() if self._optimizer is not None else {},
-            "sent": lend(map(str, self._sent), self._sent_model) if self._sent is not None else {},
+            "sent": snapshot(map(str, self._sent), self._sent_model) if self._sent is not None else {},
         }
 
     def load_state_dict(self, state: State) -> None:

@@ -1,8 +1,8 @@
-"""States on their way to files: taken apart into plain JSON and tensors, and put together again.
+"""States on their way to files: taken apart into plain JSON and tensors, and reassembled.
 
 A state is what `state_dict()` returns: numbers, strings, tensors, and lists and dicts of them. It is a copy, so that it
-stays as it is while the run goes on. A table may be as large as the memory, though: inside `lending()` large parts are
-lent instead of copied, under names that say whether they have changed since they were last saved.
+does not change while the run continues. A table may be as large as the memory, though: inside `without_copies()` large
+parts are not copied. They are read when they are written to a file, under names that say whether they have changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from acefl.core.errors import AceflError
 from acefl.core.types import State
 
 _PLAIN = {int, str, bool, type(None)}
-_LENDING: ContextVar[bool] = ContextVar("lending", default=False)
+_WITHOUT_COPIES: ContextVar[bool] = ContextVar("without_copies", default=False)
 
 
 class Named(Mapping[str, torch.Tensor]):
@@ -49,18 +49,18 @@ class Named(Mapping[str, torch.Tensor]):
 
 
 @contextmanager
-def lending() -> Iterator[None]:
-    """States taken in here borrow what is large: use them before the run goes on."""
-    token = _LENDING.set(True)
+def without_copies() -> Iterator[None]:
+    """States taken in here refer to what is large instead of copying it: use them before the run continues."""
+    token = _WITHOUT_COPIES.set(True)
     try:
         yield
     finally:
-        _LENDING.reset(token)
+        _WITHOUT_COPIES.reset(token)
 
 
-def lend(names: Iterable[str], read: Callable[[str], torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """A part of a state whose names stand for the same numbers for good: lent inside `lending()`, else copied."""
-    return Named(names, read) if _LENDING.get() else {name: read(name).clone() for name in names}
+def snapshot(names: Iterable[str], read: Callable[[str], torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """A large part of a state, by names that stand for the same numbers for good; copied unless `without_copies()`."""
+    return Named(names, read) if _WITHOUT_COPIES.get() else {name: read(name).clone() for name in names}
 
 
 @runtime_checkable
@@ -165,10 +165,10 @@ class Parts:
         raise AceflError(f"{path} is a {kind}; allowed: tensors, numbers, strings, and lists and dicts of them")
 
 
-def put_together(skeleton: Any, names: Mapping[str, Iterable[str]], read: Callable[[str], torch.Tensor]) -> Any:
+def reassemble(skeleton: Any, names: Mapping[str, Iterable[str]], read: Callable[[str], torch.Tensor]) -> Any:
     """The state with this skeleton, and these names of named tensors; `read` gives the tensor that was at a place."""
     if isinstance(skeleton, list):
-        return [put_together(part, names, read) for part in skeleton]
+        return [reassemble(part, names, read) for part in skeleton]
     if not isinstance(skeleton, dict):
         return skeleton
     if "$float" in skeleton:
@@ -178,7 +178,7 @@ def put_together(skeleton: Any, names: Mapping[str, Iterable[str]], read: Callab
     if "$named" in skeleton:
         path = skeleton["$named"]
         return Named(names[path], lambda name: read(f"{path}/{name}").to(skeleton["device"]))
-    return {key: put_together(part, names, read) for key, part in skeleton.items()}
+    return {key: reassemble(part, names, read) for key, part in skeleton.items()}
 
 
 def blocks(count: int, least: int = 1024) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from acefl.core.state import lend
+from acefl.core.state import snapshot
 from acefl.core.types import State, Vector
 from acefl.tasks.base import Task
 
@@ -78,9 +78,9 @@ class LazyWork:
 
     def state_dict(self) -> State:
         return {
-            "models": lend(map(str, self._models), lambda version: self._models[int(version)]),
+            "models": snapshot(map(str, self._models), lambda version: self._models[int(version)]),
             "waiting": [[task_id, *what] for task_id, what in self._waiting.items()],
-            "done": lend(map(str, self._done), lambda task_id: self._done[int(task_id)]),
+            "done": snapshot(map(str, self._done), lambda task_id: self._done[int(task_id)]),
         }
 
     def load_state_dict(self, state: State) -> None:

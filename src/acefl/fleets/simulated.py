@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from acefl.core import rng as keyed
 from acefl.core.errors import NothingInFlight
-from acefl.core.state import lend
+from acefl.core.state import snapshot
 from acefl.core.types import Arrival, Event, Left, Lost, State, Vector
 from acefl.fleets.base import Fleet
 from acefl.fleets.lazy import LazyWork
@@ -283,7 +283,7 @@ class SampledFleet(SimulatedFleet):
         raise AssertionError("unreachable")
 
     def state_dict(self) -> State:
-        history = lend(map(str, self._history), lambda version: self._history[int(version)])
+        history = snapshot(map(str, self._history), lambda version: self._history[int(version)])
         return {**super().state_dict(), "history": history, "newcomers_only": self._newcomers_only}
 
     def load_state_dict(self, state: State) -> None:

@@ -1,7 +1,7 @@
 """Makes the runs of one or several recipes, the most wanted first, and goes on where it stopped.
 
 Every finished run is a line in its recipe's `results.jsonl` before the next one starts. What to run next follows from
-those lines alone: a run that is there is not made again, a learning rate that is being tuned goes on from its recorded
+those lines alone: a run that is there is not made again, a learning rate that is being tuned resumes from its recorded
 trials, and a run that two recipes share is made once.
 """
 

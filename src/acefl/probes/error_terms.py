@@ -119,7 +119,7 @@ class ErrorTerms(Observer):
             return
         began = time.perf_counter()
         if step.arrivals != self._arrivals:
-            raise InvalidInput("a probe must watch a run from its start: it cannot join one that is gone on with")
+            raise InvalidInput("a probe must watch a run from its start: it cannot join one that is resumed")
         self._shadow.step()
         if step.arrivals >= self._due:
             self._due = (step.arrivals // self.every + 1) * self.every

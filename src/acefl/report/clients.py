@@ -288,7 +288,7 @@ def influence(comparison: Comparison) -> Figure | None:
     )
     caption = (
         "A client's influence is the sum of the weights that its updates had in the model's steps: under ACE a client "
-        "that is seldom heard of still has its part in every step. Clients are in groups of equal size by speed. "
+        "that seldom arrives still has its part in every step. Clients are in groups of equal size by speed. "
         f"{seeds_said(len(comparison.seeds))} " + " ".join(filter(None, map(_evenness, watched)))
     )
     panel = Panel("", [equal, *bands, *solid_first(lines)], layout)

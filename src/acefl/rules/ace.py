@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 
 from acefl.core.errors import one_of
-from acefl.core.state import lend
+from acefl.core.state import snapshot
 from acefl.core.types import Arrival, State, Vector
 from acefl.rules.base import Audience, Members, Method, Rule, Upload
 from acefl.rules.settings import WARMUPS, WEIGHTS, check_table, client_weights, empty_vector
@@ -237,7 +237,7 @@ class ClientMemory:
 
     def state_dict(self) -> State:
         names = {f"{client}@{visit}": client for client, visit in self._visits.items()}
-        return {"last": lend(names, lambda name: self._last[names[name]])}
+        return {"last": snapshot(names, lambda name: self._last[names[name]])}
 
     def load_state_dict(self, state: State) -> None:
         self._last, self._visits = {}, {}

@@ -30,7 +30,7 @@ import torch
 
 from acefl.core.errors import InvalidInput, require
 from acefl.core.files import sync_directory
-from acefl.core.state import Parts, put_together
+from acefl.core.state import Parts, reassemble
 from acefl.core.types import State
 
 FORMAT = "2"
@@ -219,7 +219,7 @@ class Checkpoints:
                     for group, names in content["named"].items()
                     for name, place in names.items()
                 }
-                state: State = put_together(
+                state: State = reassemble(
                     content["state"],
                     content["named"],
                     lambda path: opened[where.get(path, file)].get_tensor(path).clone(),

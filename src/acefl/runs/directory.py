@@ -99,7 +99,7 @@ def start(directory: str | os.PathLike[str]) -> Iterator[RunDirectory]:
 
 @contextmanager
 def reopen(directory: str | os.PathLike[str]) -> Iterator[RunDirectory | None]:
-    """Claim the directory of an interrupted run; None if there is nothing to go on with, since the run has finished."""
+    """Claim the directory of an interrupted run; None if there is nothing to resume, since the run has finished."""
     path = Path(directory)
     folder = path / CHECKPOINT
     if not (folder / _LOCK).exists():

@@ -46,7 +46,7 @@ def run_on_ray(
     call of an actor, and `gpus` (a part of one will do) are kept for each. Which
     client arrives when depends on the machines, so two runs differ; what a client computes for a given model and visit
     does not. `out` is where the run is recorded; with `checkpoint` its state is saved there now and then, and the same
-    call goes on with a run that was interrupted.
+    call resumes a run that was interrupted.
     """
     require(
         rule.uploads is not Upload.CHANGE,

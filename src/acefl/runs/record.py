@@ -28,7 +28,7 @@ from acefl.core.errors import InvalidInput, require
 from acefl.core.files import atomic_directory, json_object, read_json, read_text, write_json
 from acefl.core.metrics import PLACE, Better, Reached, Target, check_measured
 from acefl.core.settings import plain
-from acefl.core.state import blocks, lend
+from acefl.core.state import blocks, snapshot
 from acefl.core.types import Arrival, State, Vector
 from acefl.fleets.base import Trip
 
@@ -58,7 +58,7 @@ class Events:
 
     def state_dict(self) -> State:
         names = [f"{start}-{stop}" for start, stop in blocks(len(self.time))]
-        return {"rows": lend(names, self._rows), "words": self._words()}
+        return {"rows": snapshot(names, self._rows), "words": self._words()}
 
     def load_state_dict(self, state: State) -> None:
         words = state["words"]

@@ -19,7 +19,7 @@ import torch
 from acefl.core.errors import Interrupted, require
 from acefl.core.files import CHECKPOINT
 from acefl.core.settings import plain
-from acefl.core.state import lending
+from acefl.core.state import without_copies
 from acefl.core.types import State, Step
 from acefl.runs.checkpoint import Every
 from acefl.runs.directory import RunDirectory, reopen, start
@@ -94,7 +94,7 @@ def train(
     saved = training.server.accepted
 
     def save() -> None:
-        with lending():
+        with without_copies():
             written = directory.save({"run": settings, "training": training.state_dict()})
         if written:
             _note("a checkpoint", "checkpoint", training)

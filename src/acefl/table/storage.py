@@ -20,7 +20,7 @@ MAGIC = b"acefl table, version 1\n"
 PAGE = 4096  # rows begin on a page, so that no page holds parts of two
 
 
-class Home(Protocol):
+class RowStore(Protocol):
     """A client's row is opened, changed and saved, one at a time. Clients without a row cost nothing."""
 
     @property
@@ -36,7 +36,7 @@ class Home(Protocol):
         """Keep what was written to an opened row."""
         ...
 
-    def lend(self, client: int) -> torch.Tensor:
+    def row_bytes(self, client: int) -> torch.Tensor:
         """The bytes of a row that is there, in host memory: to be read before the row changes."""
         ...
 
@@ -45,7 +45,7 @@ class Home(Protocol):
     def grow(self, clients: int) -> None: ...
 
 
-def find(home: str | os.PathLike[str], layout: Layout, device: torch.device, clients: int) -> Home:
+def find(home: str | os.PathLike[str], layout: Layout, device: torch.device, clients: int) -> RowStore:
     """The home that a setting names: "memory", "device", or the path of a file."""
     named = isinstance(home, str | os.PathLike) and str(home) != ""
     require(named, f"home is {home!r}; allowed: 'memory', 'device' or a path")
@@ -72,7 +72,7 @@ class Memory:
             self._rows[client] = row
             self.present.add(client)
 
-    def lend(self, client: int) -> torch.Tensor:
+    def row_bytes(self, client: int) -> torch.Tensor:
         return self._rows[client].raw.cpu()
 
     def drop(self, client: int) -> None:
@@ -124,7 +124,7 @@ class File:
         self._write(client, row.raw)
         self.present.add(client)
 
-    def lend(self, client: int) -> torch.Tensor:
+    def row_bytes(self, client: int) -> torch.Tensor:
         raw = torch.empty_like(self._row.raw)
         self._read(client, raw)
         return raw
@@ -157,7 +157,7 @@ class File:
 class Staged:
     """Rows on the host for a model on another device: one row at a time visits the device."""
 
-    def __init__(self, host: Home, layout: Layout, device: torch.device) -> None:
+    def __init__(self, host: RowStore, layout: Layout, device: torch.device) -> None:
         self._host = host
         self._stage = Row.of(torch.zeros(layout.row_bytes, dtype=torch.uint8, device=device), layout)
 
@@ -174,8 +174,8 @@ class Staged:
         kept.raw.copy_(row.raw)
         self._host.save(client, kept)
 
-    def lend(self, client: int) -> torch.Tensor:
-        return self._host.lend(client)
+    def row_bytes(self, client: int) -> torch.Tensor:
+        return self._host.row_bytes(client)
 
     def drop(self, client: int) -> None:
         self._host.drop(client)

@@ -11,7 +11,7 @@ import torch
 from acefl.core import kernels
 from acefl.core.errors import InvalidInput, require
 from acefl.core.kernels.layout import GROUP, LOWEST, NO_DRAWS, Key, Layout, Sum, native
-from acefl.core.state import lend
+from acefl.core.state import snapshot
 from acefl.core.types import State, Vector
 from acefl.table import storage as homes
 
@@ -232,7 +232,7 @@ class Table:
         included = present if rows is None else sorted(self._home.present.intersection(rows))
         visits = [self._visits.get(client, 0) for client in range(self.clients)]
         names = {f"{client}@{visits[client]}": client for client in included}
-        copies = lend(names, lambda name: self._home.lend(names[name]))
+        copies = snapshot(names, lambda name: self._home.row_bytes(names[name]))
         return {"clients": self.clients, "present": present, "visits": visits, "rows": copies}
 
     def load_state_dict(self, state: State) -> None:

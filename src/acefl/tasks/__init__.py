@@ -12,7 +12,7 @@ from acefl.tasks.batch_norm import batch_statistics, carried_statistics
 from acefl.tasks.cifar import cifar10, cifar100
 from acefl.tasks.digits import digits
 from acefl.tasks.groups import NamedClients, by_group
-from acefl.tasks.language_model import LanguageModel, language_model
+from acefl.tasks.language_model import language_model
 from acefl.tasks.local_work import LocalSteps, LocalWork
 from acefl.tasks.metrics import Metric
 from acefl.tasks.news20 import news20
@@ -60,7 +60,6 @@ def _attacked(task: Task, attack: Any) -> Task:
 __all__ = [
     "TASKS",
     "Evaluation",
-    "LanguageModel",
     "LocalSteps",
     "LocalWork",
     "Metric",

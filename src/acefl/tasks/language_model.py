@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,9 @@ import torch
 from torch import nn
 
 from acefl.core.errors import InvalidInput, require
-from acefl.core.metrics import HELD_OUT, SMALLER
-from acefl.core.types import Vector
 from acefl.tasks import hub
-from acefl.tasks.base import Evaluation
 from acefl.tasks.local_work import LocalSteps, LocalWork, local_text
+from acefl.tasks.metrics import Metric
 from acefl.tasks.own_loss import IGNORED, next_token_loss
 from acefl.tasks.torch_task import TorchTask
 
@@ -28,20 +25,25 @@ class LanguageModel(TorchTask):
 
     tokenizer: Any
 
-    def evaluate(self, model: Vector) -> Evaluation:
-        found = super().evaluate(model)
-        metrics, of_clients = {"perplexity": _perplexity(found.metrics["loss"])}, dict(found.client_metrics)
-        for held, losses in (("", found.client_loss), (HELD_OUT, found.heldout_loss)):
-            if losses is not None:
-                of_clients[f"{held}perplexity"] = losses.exp()
-                known = losses[~losses.isnan()]
-                metrics[f"{held}client_perplexity"] = sum(map(_perplexity, known.tolist())) / max(1, len(known))
-        return replace(
-            found,
-            metrics={**found.metrics, **metrics},
-            client_metrics=of_clients,
-            better={**found.better, "perplexity": SMALLER},
-        )
+
+class Perplexity:
+    """exp of the mean loss of a token, over all tokens that count, however they are cut into rows."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._total, self._count = 0.0, 0
+
+    def update(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        count = int((labels[:, 1:] != IGNORED).sum())
+        if count:
+            self._total += count * float(next_token_loss(logits, labels))
+            self._count += count
+
+    def compute(self) -> float:
+        mean = self._total / self._count if self._count else math.nan
+        return math.exp(mean) if mean < 700 else math.inf if mean > 0 else math.nan
 
 
 def language_model(
@@ -70,8 +72,8 @@ def language_model(
     model: a name on the hub, a folder, a `.gguf` file (or a folder with `gguf_file=`), or a module with `tokenizer=`.
     clients: the texts of each: a list of strings, a `datasets.Dataset` with a column `text`, a text file (of which
     paragraphs are texts) or a folder of text files. A folder in place of the list has one folder or text file per
-    client, in order of their names. The last `held_out` of each client's texts, at least one, are not trained on:
-    held-out losses and perplexities are of these. Or `client_tests` gives each client's held-out texts.
+    client, by their names; a dict names its clients, too. The last `held_out` of each client's texts, at least one,
+    are not trained on: held-out losses and perplexities are of these. Or `client_tests` gives held-out texts.
     pack: texts follow each other in rows of `length` tokens, with the end-of-text token between. What does not fill a
     row is left out, unless it is all a client has. Without it every text is a row of its own, cut or padded.
 
@@ -80,9 +82,9 @@ def language_model(
     products is not the product of means. `freeze_a=True` keeps A as it was drawn and trains B alone (FFA-LoRA): then
     what the server averages is the adapters themselves, and half as much travels or less.
 
-    Perplexity is exp of the mean loss of a token, over all texts (`perplexity`) and by client: `client_perplexity` and
-    `heldout_client_perplexity` are means over clients. `task.module(run.model).save_pretrained(folder)` writes the
-    adapter.
+    Perplexity is exp of the mean loss of a token, by client and of the slowest fifth, on its own and on held-out texts
+    (`heldout_client_perplexity`, `heldout_slow_perplexity`), and over everybody's own (`perplexity`).
+    `task.module(run.model).save_pretrained(folder)` writes the adapter.
 
     Args:
         model, clients, client_tests, held_out: See above.
@@ -102,8 +104,9 @@ def language_model(
     require(length >= 2, f"length is {length}; allowed: at least 2 tokens")
     require(0 <= held_out < 1, f"held_out is {held_out}; allowed: from 0 to below 1")
     network, words, name = _loaded(model, gguf_file, tokenizer)
-    documents = [_documents(one) for one in _one_each(clients)]
-    tests = None if client_tests is None else [_documents(one) for one in _one_each(client_tests)]
+    names, texts = _one_each(clients)
+    documents = [_documents(one) for one in texts]
+    tests = None if client_tests is None else [_documents(one) for one in _one_each(client_tests)[1]]
     if tests is None and held_out:
         documents, tests = _split(documents, held_out)
     rows = _packed if pack else _padded
@@ -117,6 +120,8 @@ def language_model(
         next_token_loss,
         train,
         client_tests=held,
+        names=names,
+        metrics={"perplexity": Metric(Perplexity(), smaller_is_better=True)},
         batch=batch,
         local=local,
         device=device,
@@ -144,10 +149,6 @@ def language_model(
     )
     task.tokenizer = words
     return task
-
-
-def _perplexity(loss: float) -> float:
-    return math.exp(loss) if loss < 700 else math.inf  # and NaN of NaN
 
 
 # The model
@@ -199,16 +200,17 @@ def _adapted(network: nn.Module, lora: Any, rank: int | None, freeze_a: bool) ->
 # Texts
 
 
-def _one_each(clients: Sequence[Texts] | Mapping[str, Texts] | str | Path) -> list[Texts]:
+def _one_each(clients: Sequence[Texts] | Mapping[str, Texts] | str | Path) -> tuple[list[str] | None, list[Texts]]:
+    """The names of clients, where they have some, and the texts of each."""
     if isinstance(clients, Mapping):
-        return list(clients.values())
+        return list(clients), list(clients.values())
     if not isinstance(clients, str | Path):
-        return list(clients)
+        return None, list(clients)
     folder = Path(clients)
     require(folder.is_dir(), f"clients is {folder}; allowed: texts, or a folder with one folder or file per client")
-    found: list[Texts] = [path for path in sorted(folder.iterdir()) if path.is_dir() or path.suffix == ".txt"]
+    found = [path for path in sorted(folder.iterdir()) if path.is_dir() or path.suffix == ".txt"]
     require(bool(found), f"{folder} is empty; allowed: one folder or text file (.txt) per client")
-    return found
+    return [path.stem for path in found], list(found)
 
 
 def _documents(texts: Texts) -> list[str]:

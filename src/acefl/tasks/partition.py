@@ -54,7 +54,7 @@ def partition(
     rows = _split(labels, clients, how, alpha, classes_per_client, seed)
     left_out = len(labels) - sum(map(len, rows))
     require(left_out == 0, f"partition {how!r} leaves out {left_out} rows; allowed: at least as many clients as labels")
-    _feed_the_empty(rows)
+    _fill_empty_clients(rows)
     return sorted(rows, key=lambda own: _most_common(labels[own]))
 
 
@@ -107,7 +107,7 @@ def _shard_size(rows: int, shards: int) -> int:
     return even if math.ceil(rows / even) == shards else max(1, rows // shards)
 
 
-def _feed_the_empty(rows: list[Rows]) -> None:
+def _fill_empty_clients(rows: list[Rows]) -> None:
     for client, own in enumerate(rows):
         if len(own) == 0:
             donor = max(range(len(rows)), key=lambda i: len(rows[i]))

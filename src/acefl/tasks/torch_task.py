@@ -152,6 +152,10 @@ class TorchTask:
         self._load(clients)
         self._own_loss = loss is None
         self._loss = self._models_own_loss() if loss is None else loss
+        known = self._loss is not mean_of_given or not metrics
+        require(
+            known, "metrics need outputs, and only the model knows its loss; allowed: a loss of outputs and targets"
+        )
         self._random_forward = self._draws_random_numbers()
         self._own_metrics = None if metrics is None else named_metrics(metrics)
         self._batch_loss = self._sized_loss()

@@ -40,6 +40,8 @@ from acefl.fleets.flower.survey import Survey
 log = logging.getLogger("acefl")
 
 SCAN = 1.0  # seconds between looks at who is connected
+QUIET = 0.5  # a node's answer is not looked for before this share of the time that its last one took ...
+LONGEST_QUIET = 10.0  # ... or so many seconds: it may have become faster
 SILENT = (1, 2)  # Flower's codes for a ClientApp that could not be loaded, or raised: it has sent nothing
 SPARE = 1 << 20  # bytes an answer may be larger than its update: metrics, and what the user adds
 
@@ -231,7 +233,7 @@ class FlowerFleet(Fleet):
             task.downlink = nbytes(content)
             return Message(content, node.id, kind, ttl=self.wires.ttl)
 
-        self._post.send(task, message)
+        self._post.send(task, message, min(QUIET * node.last_task, LONGEST_QUIET))
 
     def next(self) -> list[Event]:
         self._end_if_nothing_can_come()
@@ -267,6 +269,7 @@ class FlowerFleet(Fleet):
             self._refused.append(self._refusal(task, outdated))
             return None  # not lost: the client is asked again at once, and whoever waits for it goes on waiting
         if isinstance(result, Answer):
+            node.last_task = self.now - task.sent
             self._answered[order.task] = task, result
             return Arrival(node.client, result.update, order.version, self._version, order.task)
         assert not isinstance(result, Findings)

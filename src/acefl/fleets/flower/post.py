@@ -23,7 +23,7 @@ log = logging.getLogger("acefl")
 T = TypeVar("T")
 R = TypeVar("R")
 
-MOST_THREADS = 128
+MOST_THREADS = 512  # as many nodes may be stuck in mid-upload before others wait for a thread
 LOOKS_PER_SECOND = 100  # at all messages together, so that many nodes do not swamp the SuperLink with questions
 PATIENT_BY = 1 / 50  # a message is looked after again when this share of its age has passed ...
 LEAST, MOST = 0.05, 1.0  # ... but not sooner, and not later, than so many seconds
@@ -47,6 +47,7 @@ class Undelivered:
 class _Letter(Generic[T]):
     tag: T
     sent: float
+    quiet: float = 0.0  # seconds after it was sent in which nobody looks for an answer
     message_id: str = ""
     due: float = 0.0
     pulling: bool = False
@@ -83,10 +84,10 @@ class Post(Generic[T, R]):
         """How many messages are out."""
         return len(self._letters)
 
-    def send(self, tag: T, make: Callable[[], Message]) -> None:
-        """Push the message that `make` gives; both happen in the pool."""
+    def send(self, tag: T, make: Callable[[], Message], quiet: float = 0.0) -> None:
+        """Push the message that `make` gives; both happen in the pool. No answer is expected in the first `quiet` s."""
         number, self._count = self._count, self._count + 1
-        self._letters[number] = _Letter(tag, self._clock())
+        self._letters[number] = _Letter(tag, self._clock(), quiet)
         self._pool.submit(self._push, number, make).add_done_callback(_tell)
 
     def out(self) -> list[T]:
@@ -115,7 +116,8 @@ class Post(Generic[T, R]):
         for number, what in self._reports(wait):
             letter = self._letters[number]
             if isinstance(what, str):
-                letter.message_id, letter.due = what, self._clock() + self._least
+                letter.message_id = what
+                letter.due = max(self._clock() + self._least, letter.sent + letter.quiet)
             elif isinstance(what, int):
                 self.foreign += what
                 letter.pulling = False
