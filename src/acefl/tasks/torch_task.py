@@ -65,7 +65,7 @@ class TorchTask:
     `LocalWork("sgd", lr=0.1, epochs=2)`, or `LocalSteps(...)`.
     compute: `one-by-one`, `together` (many client models in one call), or `auto`, which goes by the model's size and
     the device and not by a stopwatch, so that the same run gives the same bits tomorrow.
-    compile: True compiles what `together` computes, on a CPU with a C++ compiler: several times faster, equal within
+    compile: True compiles what `together` computes, on a CPU with a C++ compiler: faster, and equal within
     1e-5 of the largest entry, not in every bit. `auto` does so in simulations of at least 100,000 gradients, which is
     where compiling pays. A run's record says whether it was; what cannot be compiled is not, and a line says so.
     prepare: turns stored inputs into what the model takes (say uint8 pixels into normalised floats), on the device.
