@@ -7,6 +7,7 @@ import sys
 
 EVERY = (
     "simulator",
+    "simulate_speed",
     "clients",
     "many_clients",
     "server_memory",

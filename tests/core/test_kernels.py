@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from acefl.core import kernels
 from acefl.core.errors import InvalidInput
+from acefl.core.kernels import patient
 from acefl.core.kernels.cpu import Compiled
 from acefl.core.kernels.cpu import read as read_with_numba
 from acefl.core.kernels.host import ThroughHost
@@ -72,9 +73,10 @@ def outcome(kernel: Reference, kind: str, *, seed: int = 0, spread: float = 1.0,
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("dim", [1, GROUP - 1, 3 * GROUP, CHUNK + 77])
-def test_numba_equals_numpy(encoding: str, dim: int) -> None:
+@pytest.mark.parametrize("kind", ["wide", "integers"])
+def test_numba_equals_numpy(encoding: str, dim: int, kind: str) -> None:
     layout = Layout(encoding, dim)
-    assert outcome(Compiled(layout), "integers") == outcome(Reference(layout), "integers")
+    assert outcome(Compiled(layout), kind) == outcome(Reference(layout), kind)
 
 
 @settings(max_examples=40)
@@ -231,6 +233,18 @@ def test_long_vectors_get_compiled_kernels_and_short_ones_do_not() -> None:
     cpu = torch.device("cpu")
     assert kernels.choose(Layout("fp32", kernels.LONG), cpu).name == "numba"
     assert kernels.choose(Layout("fp32", kernels.LONG - 1), cpu).name == "numpy"
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_short_vectors_get_compiled_kernels_in_long_runs_and_nobody_can_tell(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patient, "PATIENCE", 2)
+    monkeypatch.setattr(patient, "PATIENCE_LOSSLESS", 2)
+    layout = Layout(encoding, 3 * GROUP + 5)
+    kernel = kernels.choose(layout, torch.device("cpu"))
+    assert outcome(kernel, "wide") == outcome(Reference(layout), "wide")
+    assert kernel.name == "numba"
 
 
 def test_without_numba_numpy_takes_over_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,13 @@ def test_choices_are_within_range(drawn: list[tuple[int, int]]) -> None:
     assert bool(((rows >= 0) & (rows < sizes.unsqueeze(1))).all())
 
 
+@given(st.lists(st.tuples(keys, st.integers(1, 10**6)), min_size=1, max_size=9), st.integers(1, 30))
+def test_numpy_chooses_what_torch_chooses(drawn: list[tuple[int, int]], count: int) -> None:
+    sizes = torch.tensor([size for _, size in drawn])
+    own = [key for key, _ in drawn]
+    assert keyed.choose_here(own, count, sizes.numpy()).tolist() == keyed.choose(own, count, sizes).tolist()
+
+
 def test_choices_are_uniform() -> None:
     """Chi-square over 13 rows: 12 degrees of freedom, 5 standard deviations."""
     rows = keyed.choose([keyed.key(3, i) for i in range(1_000)], 20, torch.full((1_000,), 13))
@@ -135,3 +142,8 @@ def test_a_generator_is_a_pure_function_of_its_key() -> None:
     draws = [torch.rand(4, generator=keyed.generator(*parts)) for parts in ((1, 2), (1, 2), (2, 1))]
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
+
+
+@given(st.lists(integers, max_size=4), integers)
+def test_a_key_may_be_extended(parts: list[int], last: int) -> None:
+    assert keyed.extend(keyed.key(*parts), last) == keyed.key(*parts, last)

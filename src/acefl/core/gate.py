@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -52,7 +53,8 @@ class Gate:
     `finite=False` leaves out the look at the numbers: it costs a device synchronisation per arrival, which a simulator
     on a GPU need not pay for its own arithmetic. With `flood=N` a client whose last N arrivals were all refused is only
     looked at every N-th time, so that it cannot make the server read its numbers at will; one good arrival that is
-    looked at frees it. `norm` limits how long an update may be.
+    looked at frees it. `norm` limits how long an update may be. `known_finite` says of which updates a simulator has
+    looked at the numbers already.
     """
 
     def __init__(
@@ -63,12 +65,14 @@ class Gate:
         finite: bool = True,
         norm: NormLimit | None = None,
         flood: int | None = None,
+        known_finite: Callable[[Arrival], bool] | None = None,
     ) -> None:
         require(flood is None or flood >= 2, f"flood is {flood}; allowed: at least 2, or None")
         self.clients = clients
         self._shape = like.shape
         self._dtype = like.dtype
         self._finite = finite or norm is not None  # a norm synchronises anyway
+        self._known_finite = known_finite
         self._limit = norm
         self._flood = flood
         self._last_task: dict[int, int] = {}
@@ -97,7 +101,7 @@ class Gate:
             return "future-version"
         if arrival.task <= self._last_task.get(arrival.client, -1):
             return "duplicate"
-        if self._finite and not kernels.is_finite(arrival.update):
+        if self._finite and not self._has_finite_numbers(arrival):
             return "non-finite"
         if self._limit is not None and self._limit.action == "refuse":
             norm = length(arrival.update)
@@ -106,6 +110,10 @@ class Gate:
             self._norms.note(arrival.client, norm)
         self._last_task[arrival.client] = arrival.task
         return ""
+
+    def _has_finite_numbers(self, arrival: Arrival) -> bool:
+        known = self._known_finite is not None and self._known_finite(arrival)
+        return known or kernels.is_finite(arrival.update)
 
     def shortened(self, arrival: Arrival) -> Arrival:
         """What an accepted arrival may contribute: itself, or, where norms are clipped, at most the longest allowed."""

@@ -43,15 +43,15 @@ def run(server: Server, fleet: Fleet, stop: Stop) -> Iterator[Step]:
     Clients get their next model before the Step is handed out, so that they do not wait for whoever looks at it; once
     the budget is spent nobody gets one. A server that comes from a checkpoint goes on where it was.
     """
-    over = stop.progress(Step(server.accepted, server.version, fleet.now, False)) >= 1.0
+    over = stop.spent(server.accepted, server.version, fleet.now) >= 1.0
     if not over:
         dispatch(server, fleet)
     while not over:
         events = _next(server, fleet)
-        spent = stop.progress(Step(server.accepted, server.version, fleet.now, False))
+        spent = stop.spent(server.accepted, server.version, fleet.now)
         stepped = server.handle(events, min(spent, 1.0))
         step = Step(server.accepted, server.version, fleet.now, stepped)
-        over = stop.progress(step) >= 1.0
+        over = stop.spent(server.accepted, server.version, fleet.now) >= 1.0
         if not over:
             dispatch(server, fleet)
         yield step

@@ -95,7 +95,11 @@ class Server:
 
         What is lost or refused leaves no trace, not even in the last bit: the step depends on the admitted alone.
         """
-        admitted = [arrival for event in events if (arrival := self._take(event)) is not None]
+        if len(events) == 1 and isinstance(events[0], Arrival):
+            alone = self._admit(events[0])
+            admitted = [] if alone is None else [alone]
+        else:
+            admitted = [arrival for event in events if (arrival := self._take(event)) is not None]
         lr = self.lr if self._schedule is None else self.lr * self._schedule(spent)
         if self._sent is not None:
             admitted = [self._as_model_difference(arrival, lr) for arrival in admitted]

@@ -55,11 +55,15 @@ class Stop:
 
     def progress(self, step: Step) -> float:
         """How much of the budget is spent: 1 when the run is over."""
+        return self.spent(step.arrivals, step.version, step.time)
+
+    def spent(self, arrivals: int, steps: int, time: float) -> float:
+        """The same from the numbers themselves."""
         spent = 0.0
         if self.arrivals is not None:
-            spent = step.arrivals / self.arrivals
+            spent = arrivals / self.arrivals
         if self.steps is not None:
-            spent = max(spent, step.version / self.steps)
+            spent = max(spent, steps / self.steps)
         if self.time is not None:
-            spent = max(spent, step.time / self.time)
+            spent = max(spent, time / self.time)
         return spent

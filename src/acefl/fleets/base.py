@@ -86,6 +86,10 @@ class Fleet(ABC):
         """The server has accepted the arrival (empty reason) or refused it; how it travelled, if it did."""
         return None
 
+    def known_finite(self, arrival: Arrival) -> bool:
+        """Whether the fleet knows that all numbers of the update are finite; False: somebody has to look."""
+        return False
+
     def refusals(self) -> list[Refusal]:
         """Answers refused since the last call before they reached the server."""
         return []

@@ -8,6 +8,7 @@ that takes no batches (one gradient fills the device) computes nothing before it
 from __future__ import annotations
 
 import heapq
+import math
 
 import torch
 
@@ -26,6 +27,7 @@ class LazyWork:
         self._models: dict[int, Vector] = {}
         self._waiting: dict[int, tuple[float, int, int, int]] = {}  # task id -> (due, model version, client, key)
         self._done: dict[int, Vector] = {}
+        self._finite: set[int] = set()  # computed tasks whose batch held nothing but finite numbers
 
     def add(self, task_id: int, client: int, key: int, model: Vector, version: int, due: float = 0.0) -> None:
         if version not in self._models:
@@ -38,22 +40,38 @@ class LazyWork:
             self._compute(task_id)
         return self._done.pop(task_id)
 
+    def known_finite(self, task_id: int) -> bool:
+        """Whether a task that was taken is known to be finite; asked once."""
+        if task_id in self._finite:
+            self._finite.remove(task_id)
+            return True
+        return False
+
     def drop(self, task_id: int) -> None:
         """Nobody will ask for this one."""
+        self._finite.discard(task_id)
         self._waiting.pop(task_id, None)
         self._done.pop(task_id, None)
 
     def _compute(self, wanted: int) -> None:
-        part = list(self._waiting.items())
-        if len(part) > self._task.batch_limit:
-            part = heapq.nsmallest(
-                self._task.batch_limit, part, key=lambda item: (item[0] != wanted, item[1][0], item[0])
-            )
-        models = torch.stack([self._models[version] for _, (_, version, _, _) in part])
-        updates = self._task.updates(models, [client for _, (_, _, client, _) in part], [k for _, (*_, k) in part])
-        copy = updates.shape[1] > _COPY_ROWS_ABOVE and len(part) > 1
-        for (task_id, _), update in zip(part, updates.unbind(0), strict=True):
-            self._done[task_id] = update.clone() if copy else update
+        limit = self._task.batch_limit
+        ids = list(self._waiting)
+        if len(ids) > limit:
+            due = self._waiting
+            ids = heapq.nsmallest(limit, ids, key=lambda task_id: (task_id != wanted, due[task_id][0], task_id))
+        _, versions, clients, keys = zip(*map(self._waiting.__getitem__, ids), strict=True)
+        models = torch.stack([self._models[version] for version in versions])
+        updates = self._task.updates(models, list(clients), list(keys))
+        if updates.device.type == "cpu" and math.isfinite(float(updates.sum())):  # one look for the whole batch
+            self._finite.update(ids)
+        copy = updates.shape[1] > _COPY_ROWS_ABOVE and len(ids) > 1
+        rows = updates.unbind(0)
+        self._done.update(zip(ids, [row.clone() for row in rows] if copy else rows, strict=True))
+        if len(ids) == len(self._waiting):
+            self._waiting.clear()
+            self._models.clear()
+            return
+        for task_id in ids:
             del self._waiting[task_id]
         still = {version for _, version, _, _ in self._waiting.values()}
         self._models = {version: model for version, model in self._models.items() if version in still}

@@ -272,6 +272,7 @@ class Durations:
     def __init__(self, scenario: Scenario, clients: int, seed: int, names: Sequence[str] | None = None) -> None:
         matched = scenario.matched(clients, names)
         self._seed = seed
+        self._keys = [keyed.key(seed, _DELAY_STREAM, client) for client in range(clients)]
         self._fixed = scenario.fixed
         self._law = LAWS[scenario.law][0]
         self._shape = scenario._shape
@@ -308,7 +309,7 @@ class Durations:
         own = self._in_turn[client]
         if own is not None:
             return own[visit % len(own)]
-        u = keyed.uniform(keyed.key(self._seed, _DELAY_STREAM, client, visit))
+        u = keyed.uniform(keyed.extend(self._keys[client], visit))
         return self._fixed + self._scale[client] * self._law(u, self._shape)
 
     def mean_rounded(self, client: int, rounding: Callable[[float], int]) -> float:

@@ -43,6 +43,7 @@ class SimulatedFleet(Fleet):
         self._left = self._back_again = not self._leavers
         self.now = 0.0
         self._seed = seed
+        self._keys = [keyed.key(seed, _WORK_STREAM, client) for client in range(task.clients)]  # work_key's first part
         self._ticks = scenario.clock == "tick"
         self._slots = scenario.busy(task.clients)
         self._all_busy = self._slots == task.clients
@@ -113,7 +114,7 @@ class SimulatedFleet(Fleet):
         self._tasks += 1
         when = self.now + self.durations.of(client, visit)
         heapq.heappush(self._heap, (when, task_id, client, version))
-        self._work.add(task_id, client, work_key(self._seed, client, visit), model, version, when)
+        self._work.add(task_id, client, keyed.extend(self._keys[client], visit), model, version, when)
 
     def next(self) -> list[Event]:
         if self._departures:
@@ -149,6 +150,10 @@ class SimulatedFleet(Fleet):
         if self._memory is not None:
             update = self._memory.difference(client, update)
         return Arrival(client, update, trained_on, self._version, task_id)
+
+    def known_finite(self, arrival: Arrival) -> bool:
+        """Whether the batch that the update is of was looked at; changes of two such updates are not looked at."""
+        return self._memory is None and self._work.known_finite(arrival.task)
 
     def versions_out(self) -> set[int]:
         """Versions of the model that updates may still come from."""
@@ -255,7 +260,7 @@ class SampledFleet(SimulatedFleet):
         self._visits[client] += 1
         self._uploads[client] += 1
         self._tasks += 1
-        key = work_key(self._seed, client, visit)
+        key = keyed.extend(self._keys[client], visit)
         self._work.add(task_id, client, key, self._history[trained_on], trained_on)
         update = self._work.take(task_id)
         if self._memory is not None:

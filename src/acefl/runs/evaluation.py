@@ -73,6 +73,10 @@ class Evaluator:
         """Whether going on makes no sense: what the run is about is no number any more."""
         return self._objective is not None and self.diverged
 
+    def wants(self, spent: float) -> bool:
+        """Whether `look` would do anything now."""
+        return self._busy is not None or spent >= self.due
+
     def look(self, step: Step, spent: float, model: Vector) -> list[Row]:
         """Evaluate if it is time to; the rows of evaluations that are over."""
         if spent < self.due:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,14 @@ from acefl.core.rule import Method, Upload
 from acefl.core.schedules import Schedule
 from acefl.core.settings import label
 from acefl.core.stop import Stop
-from acefl.fleets.scenario import Scenario
+from acefl.fleets.scenario import Durations, Scenario
 from acefl.fleets.simulated import simulated_fleet
 from acefl.runs.checkpoint import Every
 from acefl.runs.observers import Observer
 from acefl.runs.record import Run
 from acefl.runs.saving import run_from_start, run_to_end
 from acefl.runs.training import Training
-from acefl.tasks.base import Task
+from acefl.tasks.base import Task, client_names
 
 
 def simulate(
@@ -111,9 +111,11 @@ def simulation(
     norm_limit: NormLimit | None = None,
     optimizer: Optimizer | None = None,
     schedule: Schedule | None = None,
+    compiled: bool | None = None,
 ) -> Training:
-    """A run in virtual time that has not begun."""
+    """A run in virtual time that has not begun. `compiled`: whether gradients are to be; None: as the task says."""
     scenario = _with_rounds(rule, scenario, task.clients)
+    task = _for_run(task, _expected_updates(task, rule, scenario, stop, seed), compiled)
     fleet = simulated_fleet(task, scenario, seed, differences=rule.uploads is Upload.CHANGE)
     trace = fleet.durations.trace
     return Training(
@@ -137,6 +139,26 @@ def simulation(
         optimizer=optimizer,
         schedule=schedule,
     )
+
+
+def _for_run(task: Task, updates: float, compiled: bool | None) -> Task:
+    """The task as a run of about so many updates computes it, where it has more than one way."""
+    choose: Callable[[float, bool | None], Task] | None = getattr(task, "for_run", None)
+    return task if choose is None else choose(updates, compiled)
+
+
+def _expected_updates(task: Task, rule: Method, scenario: Scenario, stop: Stop, seed: int) -> float:
+    """About how many updates the budget takes."""
+    limits = []
+    if stop.arrivals is not None:
+        limits.append(float(stop.arrivals))
+    if stop.steps is not None:
+        limits.append(float(stop.steps * (rule.arrivals_per_step or task.clients)))
+    if stop.time is not None:
+        scenario.check(task.clients)
+        means = Durations(scenario, task.clients, seed, client_names(task)).mean
+        limits.append(stop.time * scenario.busy(task.clients) / task.clients * sum(1.0 / mean for mean in means))
+    return min(limits, default=0.0)
 
 
 def _refuse_mixed_up(task: Any, rule: Any, scenario: Any, stop: Any) -> None:

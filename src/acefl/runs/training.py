@@ -81,7 +81,13 @@ class Training:
             method.build(fleet.clients, model, samples),
             lr,
             fleet.clients,
-            gate=Gate(fleet.clients, model, finite=not (fleet.virtual and model.is_cuda), norm=norm_limit),
+            gate=Gate(
+                fleet.clients,
+                model,
+                finite=not (fleet.virtual and model.is_cuda),
+                norm=norm_limit,
+                known_finite=fleet.known_finite,
+            ),
             on_arrival=self._arrivals.note,
             on_dispatch=call_all(methods(self.observers, "dispatched")),
             on_lost=call_all(methods(self.observers, "lost")),
@@ -127,6 +133,7 @@ class Training:
             self._check_start()
         if self.evaluator.hopeless or self._reached:
             return
+        counts_steps = self._patience != math.inf
         try:
             for step in run(self.server, self.fleet, self.stop):
                 self.step = step
@@ -136,15 +143,18 @@ class Training:
                     observer.stepped(step, self.server)
                 if self.fleet.progressed(spent) and spent < 1.0:  # whoever can now be sent work gets it at once
                     dispatch(self.server, self.fleet)
-                self._look(spent)
+                looks = self.evaluator.wants(spent)
+                if looks:
+                    self._look(spent)
                 stuck = bool(self.events.reasons) and self._refuses_everything()
                 if stuck:  # a checkpoint of this turn knows it too
                     self._look_last()
                 self._seconds = time.perf_counter() - began
                 yield step, spent
-                if stuck or self.evaluator.hopeless or self._reached:
+                if stuck or (looks and self.evaluator.hopeless) or self._reached:
                     return
-                self._check_progress()
+                if counts_steps:
+                    self._check_progress()
         except NothingInFlight as reason:
             if not self.server.accepted:
                 raise

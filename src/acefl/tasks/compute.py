@@ -1,19 +1,23 @@
-"""How client gradients are computed: one after another, many models in one call, or replayed on a GPU.
+"""How client gradients are computed: one after another, many models in one call, compiled, or replayed on a GPU.
 
 The strategy never changes which computation is done: the same samples at the same models, equal within rounding.
 """
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch.func import grad, vmap
+from torch.fx import GraphModule
 from torch.utils._pytree import tree_map
 
 from acefl.core import rng as keyed
 from acefl.core.types import Vector
+from acefl.tasks import tracing
 
 Batch = object  # a tensor or a (nested) dict, list or tuple of tensors
 Loss = Callable[[Vector, Batch, torch.Tensor], torch.Tensor]  # (flat model, inputs, targets) -> scalar
@@ -73,19 +77,77 @@ class Together:
 
     def over(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
         """The same over samples that are given; every number of models costs a trace of its own."""
-        traced = self._traced.get(len(models))
-        if traced is None:
-            traced = self._traced[len(models)] = self._trace(models, inputs, targets)
+        known = self._traced.get(len(models))
+        if known is None:
+            known = self._traced[len(models)] = self._trace(models, inputs, targets)
         with torch.no_grad():
-            return traced(models, inputs, targets)
+            return known(models, inputs, targets)
 
-    def _trace(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> Callable[..., torch.Tensor]:
-        from torch.fx.experimental.proxy_tensor import make_fx
+    def _trace(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> GraphModule:
+        return tracing.traced(self._batched, models, inputs, targets)
 
-        traced = make_fx(self._batched)(models, inputs, targets)
-        traced.graph.eliminate_dead_code()
-        traced.recompile()
-        return traced
+
+_COMPILED_SIZES = (4, 16)  # gradients per call: each size costs seconds of compiling, so there are few
+
+
+class Compiled(Together):
+    """`Together`, compiled by torch's inductor for the CPU.
+
+    What it computes differs from the others in the last bits, since sums are taken in another order. It is the same
+    from run to run on one machine with one number of threads. Any number of gradients is made of calls of two sizes;
+    the last call is padded by repeating its first row. Minibatches are drawn outside: the compiler has no exact 64-bit
+    integers that wrap around.
+    """
+
+    name = "compiled"
+
+    def __init__(self, loss: Loss, draw: Draw) -> None:
+        super().__init__(loss, draw)
+        self._compiled: dict[tuple[int, int], Callable[..., torch.Tensor]] = {}  # by size and number of threads
+
+    def __call__(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
+        done, parts = 0, []
+        for size in _calls(len(models)):
+            count = min(size, len(models) - done)
+            part, who, draws = models[done : done + count], clients[done : done + count], keys[done : done + count]
+            if count < size:
+                part = torch.cat((part, part[:1].expand(size - count, -1)))
+                who, draws = who + who[:1] * (size - count), draws + draws[:1] * (size - count)
+            parts.append(self.over(part, *self._draw(who, draws))[:count])
+            done += count
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def over(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
+        kind = len(models), torch.get_num_threads()  # the compiler writes the number of threads into its loops
+        with torch.no_grad():
+            compiled = self._compiled.get(kind)
+            if compiled is None:
+                compiled = self._compiled[kind] = self._compile(models, inputs, targets)
+            return compiled(models, inputs, targets)
+
+    def _compile(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> Callable[..., torch.Tensor]:
+        """Compiled for these shapes, without anything that looks at shapes in each call: `_calls` has fixed them."""
+        disabled = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)  # what fails is told in a line by whoever asked
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the compiler's own
+                import torch._inductor as inductor
+
+                given: list[Any] = [models, inputs, targets]
+                compiled: Callable[..., torch.Tensor]
+                compiled = inductor.compile(self._trace(*given), given, options={"compile_threads": 1})
+                compiled(*given)
+        finally:
+            logging.disable(disabled)
+        return compiled
+
+
+def _calls(count: int) -> list[int]:
+    """Sizes of the calls that compute so many gradients. A call costs about as much as four more gradients do."""
+    small, large = _COMPILED_SIZES
+    whole, rest = divmod(count, large)
+    return [large] * whole + ([large] if rest > 2 * small else [small] * -(-rest // small))
 
 
 _CAPTURED_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # padding costs a GPU real work, a capture little

@@ -23,6 +23,7 @@ def digits(
     partition: str = "dirichlet",
     classes_per_client: int = 2,
     batch: int = 20,
+    compile: str | bool = "auto",
     local: str | LocalWork | LocalSteps | None = None,
 ) -> TorchTask:
     """1,797 images of 8 x 8 pixels, 70/30 stratified, split over clients by label.
@@ -37,6 +38,7 @@ def digits(
         partition: `dirichlet`, `shards`, `pathological` or `iid`: see `partition`.
         classes_per_client: Labels per client, for `shards` and `pathological`.
         batch: Samples per minibatch.
+        compile: Whether gradients are compiled: see `TorchTask`.
         local: A client's work per upload, as in "sgd(lr=0.1, epochs=2)": see `LocalWork`; None: one gradient.
     """
     one_of("model", model, MODELS)
@@ -58,6 +60,7 @@ def digits(
         batch=batch,
         local=local,
         ridge=RIDGE if model == "softmax" else 0.0,
+        compile=compile,
         description={
             "name": "digits",
             "clients": clients,
@@ -67,6 +70,7 @@ def digits(
             "partition": partition,
             "classes_per_client": classes_per_client,
             "batch": batch,
+            **({"compile": compile} if compile != "auto" else {}),
             **({} if local is None else {"local": local_text(local)}),
         },
     )

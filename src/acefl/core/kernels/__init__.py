@@ -1,7 +1,7 @@
 """The table's inner loops behind one small interface: `choose` picks who runs them, `describe` says who that is.
 
-Plain numpy is the oracle and the fall-back. Compiled kernels take over where they pay: numba for long vectors on a CPU
-(short ones would wait seconds for a compiler that saves them microseconds), Triton on a GPU.
+Plain numpy is the oracle and the fall-back. Compiled kernels take over where they pay: numba on a CPU, for long vectors
+at once and for short ones after so many exchanges that loading it pays, Triton on a GPU.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from acefl.core.errors import require
 from acefl.core.kernels.host import ThroughHost, read_through_host
 from acefl.core.kernels.layout import Layout, Sum
+from acefl.core.kernels.patient import Patient
 from acefl.core.kernels.reference import Reference
 from acefl.core.kernels.reference import read as read_with_numpy
 from acefl.core.types import Vector
@@ -37,7 +38,7 @@ def choose(layout: Layout, device: torch.device) -> Reference:
 
         return Triton(layout)
     require(device.type == "cpu", f"the model is on {device}; allowed: cpu or cuda")
-    return Reference(layout)
+    return Patient(layout)
 
 
 def read(of: Sum, value: Vector) -> None:

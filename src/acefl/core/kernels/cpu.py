@@ -21,7 +21,7 @@ ALONE = 16 * loops.BITE  # with fewer groups than this, waking a second thread c
 
 
 class Compiled(Reference):
-    """One pass over memory for sums of integers; sums of other kinds are left to plain numpy."""
+    """One pass over memory for sums of integers or float64; float32 sums are left to plain numpy."""
 
     name = "numba"
 
@@ -32,7 +32,7 @@ class Compiled(Reference):
         self._shape = codes, GROUP // encoding.block if encoding.largest else 0  # codes and scales of a group
 
     def exchange(self, row: Row, new: Vector, into: Sum, scale: float, key: Key) -> None:
-        if into.exponents is None:
+        if into.exponents is None and into.value is None:
             super().exchange(row, new, into, scale, key)
         else:
             self._pass(row, into, scale, new=new.numpy(), key=key)
@@ -40,13 +40,13 @@ class Compiled(Reference):
     def exchange_and_step(
         self, row: Row, new: Vector, into: Sum, scale: float, key: Key, model: Vector, rate: float
     ) -> None:
-        if into.exponents is None:
+        if into.exponents is None and into.value is None:
             super().exchange_and_step(row, new, into, scale, key, model, rate)
         else:
             self._pass(row, into, scale, new=new.numpy(), key=key, model=model.numpy(), rate=rate)
 
     def add(self, row: Row, into: Sum, scale: float) -> None:
-        if into.exponents is None:
+        if into.exponents is None and into.value is None:
             super().add(row, into, scale)
         else:
             self._pass(row, into, scale)
@@ -61,9 +61,13 @@ class Compiled(Reference):
         model: Array = NOTHING,
         rate: float = 0.0,
     ) -> None:
-        sums = into.total, into.exponents, np.float32(scale)
         draws = np.uint32(key.first), np.uint32(key.second)
         step = model, np.float32(-rate)
+        if into.exponents is None:
+            wide = into.total, into.value, np.float64(scale)
+            loops.exchange_wide(row.codes, row.scales, new, *wide, *draws, *step, *self._shape)
+            return
+        sums = into.total, into.exponents, np.float32(scale)
         _share(loops.exchange, into.exponents.size, row.codes, row.scales, new, *sums, *draws, *step, *self._shape)
 
 

@@ -380,6 +380,89 @@ def exchange(codes, scales, new, total, exponents, scale, first, second, model, 
     restore(model, done * GROUP, m)
 
 
+# Short vectors: the sum is float64, and its float32 value is kept beside it.
+
+
+@inlined
+def fold_wide(fresh, old, total, value, scale):
+    for i in range(GROUP):
+        total[i] += (np.float64(fresh[i]) - np.float64(old[i])) * scale
+        value[i] = F(total[i])
+
+
+def exchange_wide_lossy(codes, scales, x, fresh, old, counter, second, total, value, scale):
+    encode(codes, scales, x, fresh, old, counter, second)
+    fold_wide(fresh, old, total, value, scale)
+
+
+def exchange_wide_fp32(codes, scales, x, fresh, old, counter, second, total, value, scale):
+    fold_wide(x, codes, total, value, scale)
+    for i in range(GROUP):
+        codes[i] = x[i]
+
+
+def add_wide_lossy(codes, scales, fresh, nothing, total, value, scale):
+    decode(codes, scales, fresh)
+    fold_wide(fresh, nothing, total, value, scale)
+
+
+def add_wide_fp32(codes, scales, fresh, nothing, total, value, scale):
+    fold_wide(codes, nothing, total, value, scale)
+
+
+def exchange_wide_group(codes, scales, x, fresh, old, counter, second, total, value, scale): ...
+
+
+def add_wide_group(codes, scales, fresh, nothing, total, value, scale): ...
+
+
+@overload(exchange_wide_group, inline="always")
+def choose_exchange_wide(codes, scales, x, fresh, old, counter, second, total, value, scale):
+    return exchange_wide_fp32 if codes.dtype == types.float32 else exchange_wide_lossy
+
+
+@overload(add_wide_group, inline="always")
+def choose_add_wide(codes, scales, fresh, nothing, total, value, scale):
+    return add_wide_fp32 if codes.dtype == types.float32 else add_wide_lossy
+
+
+@jit
+def whole_wide_groups(codes, scales, new, total, value, scale, first, second, model, rate, width, blocks):
+    fresh, old = np.empty(GROUP, F), np.zeros(GROUP, F)
+    for group in range(total.size // GROUP):
+        low, high = group * GROUP, (group + 1) * GROUP
+        c, s = codes[group * width : (group + 1) * width], scales[group * blocks : (group + 1) * blocks]
+        t, v = total[low:high], value[low:high]
+        if new.size:
+            counter = U(first + U(group * (GROUP // 2)))
+            exchange_wide_group(c, s, new[low:high], fresh, old, counter, second, t, v, scale)
+        else:
+            add_wide_group(c, s, fresh, old, t, v, scale)
+        if model.size:
+            m = model[low:high]
+            for i in range(GROUP):
+                m[i] = fused(rate, v[i], m[i])
+
+
+@jit
+def exchange_wide(codes, scales, new, total, value, scale, first, second, model, rate, width, blocks):
+    """`exchange` with a sum in float64, on one thread."""
+    whole_wide_groups(codes, scales, new, total, value, scale, first, second, model, rate, width, blocks)
+    done = total.size // GROUP
+    if done * GROUP == total.size:
+        return
+    c, s = filled(codes, done * width, width), filled(scales, done * blocks, blocks)
+    x, m = filled(new, done * GROUP, GROUP), filled(model, done * GROUP, GROUP)
+    t, v = filled(total, done * GROUP, GROUP), filled(value, done * GROUP, GROUP)
+    counter = U(first + U(done * (GROUP // 2)))
+    whole_wide_groups(c, s, x, t, v, scale, counter, second, m, rate, width, blocks)
+    restore(codes, done * width, c)
+    restore(scales, done * blocks, s)
+    restore(total, done * GROUP, t)
+    restore(value, done * GROUP, v)
+    restore(model, done * GROUP, m)
+
+
 @jit
 def read(total, exponents, value, bites):
     """Write the sum as float32."""

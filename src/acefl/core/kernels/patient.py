@@ -1,0 +1,54 @@
+"""The table's kernels for short vectors on a CPU: numpy at first, numba's loops in long runs."""
+
+from __future__ import annotations
+
+import contextlib
+
+from acefl.core.kernels.layout import Key, Layout, Row, Sum
+from acefl.core.kernels.reference import Reference
+from acefl.core.types import Vector
+
+PATIENCE, PATIENCE_LOSSLESS = 20_000, 50_000  # exchanges: compiled loops save about 150 and 15 microseconds of one
+
+
+class Patient(Reference):
+    """For short vectors: plain numpy, until there were so many exchanges that loading compiled kernels pays.
+
+    Both compute the same bits, so nobody can tell but by the time it takes.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout)
+        self._left = PATIENCE_LOSSLESS if layout.encoding.bits == 32 else PATIENCE
+        self._compiled: Reference | None = None
+
+    def exchange(self, row: Row, new: Vector, into: Sum, scale: float, key: Key) -> None:
+        if self._compiled is None:
+            self._count()
+            super().exchange(row, new, into, scale, key)
+        else:
+            self._compiled.exchange(row, new, into, scale, key)
+
+    def exchange_and_step(
+        self, row: Row, new: Vector, into: Sum, scale: float, key: Key, model: Vector, rate: float
+    ) -> None:
+        if self._compiled is None:
+            super().exchange_and_step(row, new, into, scale, key, model, rate)
+        else:
+            self._compiled.exchange_and_step(row, new, into, scale, key, model, rate)
+
+    def add(self, row: Row, into: Sum, scale: float) -> None:
+        if self._compiled is None:
+            super().add(row, into, scale)
+        else:
+            self._compiled.add(row, into, scale)
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left:
+            return
+        with contextlib.suppress(ImportError):  # numba is missing, or refuses this numpy
+            from acefl.core.kernels.cpu import Compiled
+
+            self._compiled = Compiled(self.layout)
+            self.name = self._compiled.name

@@ -1,0 +1,75 @@
+"""A function of tensors as a flat list of operations, without those that change nothing.
+
+Tracing `vmap(grad(...))` leaves views of a shape that is already there, constants made anew at every call and the same
+operation two or three times. For small models such calls are most of the time. Leaving them out changes no bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+_aten = torch.ops.aten
+_VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten.expand.default, _aten.detach.default)
+
+
+def traced(function: Callable[..., torch.Tensor], *examples: Any) -> GraphModule:
+    """The operations that the function does on arguments like these."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    module: GraphModule = make_fx(function)(*examples)
+    module.graph.eliminate_dead_code()
+    if not any(_writes(node) for node in module.graph.nodes):
+        _skip_idle_views(module)
+        _merge_equal_calls(module)
+        _keep_constants(module)
+        module.graph.eliminate_dead_code()
+    module.recompile()
+    return module
+
+
+def _writes(node: Node) -> bool:
+    """Whether a call writes into what it is given: then an alias in place of a copy could be seen."""
+    schema = getattr(node.target, "_schema", None)
+    return node.op == "call_function" and schema is not None and schema.is_mutable
+
+
+def _skip_idle_views(module: GraphModule) -> None:
+    for node in list(module.graph.nodes):
+        if node.target in _VIEWS and isinstance(node.args[0], Node) and _form(node) == _form(node.args[0]):
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
+
+
+def _form(node: Node) -> Any:
+    """Shape, strides and type; of a node without any, the node itself, which is equal to no other."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return node
+    return value.shape, value.stride(), value.dtype, value.storage_offset()
+
+
+def _merge_equal_calls(module: GraphModule) -> None:
+    known: dict[Any, Node] = {}
+    for node in list(module.graph.nodes):
+        if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in node.target.tags:
+            continue
+        call = node.target, repr(node.args), repr(node.kwargs)  # nodes have unique names
+        first = known.setdefault(call, node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            module.graph.erase_node(node)
+
+
+def _keep_constants(module: GraphModule) -> None:
+    """Numbers as tensors are made once. Nothing larger: somebody may write into what the function returns."""
+    for count, node in enumerate(module.graph.find_nodes(op="call_function", target=_aten.scalar_tensor.default)):
+        name = f"_number_{count}"
+        module.register_buffer(name, node.target(*node.args, **node.kwargs))
+        with module.graph.inserting_before(node):
+            constant = module.graph.get_attr(name)
+        node.replace_all_uses_with(constant)
+        module.graph.erase_node(node)

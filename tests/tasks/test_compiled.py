@@ -1,0 +1,133 @@
+"""Compiled gradients: the others' but for rounding, chosen by counts, recorded, and left out where they fail."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from acefl import ASGD, InvalidInput, Scenario, Stop, tasks
+from acefl.core import rng as keyed
+from acefl.core.settings import plain
+from acefl.runs import resume
+from acefl.runs.simulate import simulation
+from acefl.tasks import TorchTask
+from acefl.tasks import compute as ways
+from acefl.tasks.compute import Compiled
+
+TOLERANCE = 1e-5  # of the largest entry, as TorchTask says
+CLIENTS = 5
+
+
+def noisy(inputs: dict[str, torch.Tensor], keys: torch.Tensor) -> dict[str, torch.Tensor]:
+    """An `augment` that uses its keys."""
+    noise = keyed.normal(keys, inputs["x"][0].numel(), inputs["x"].device)
+    return {"x": inputs["x"] + 0.1 * noise.view_as(inputs["x"])}
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.outer(torch.relu(self.inner(x)))
+        return output
+
+
+def small(**settings: Any) -> TorchTask:
+    torch.manual_seed(0)
+    sizes = range(3, 3 + CLIENTS)
+    data = [({"x": torch.randn(size, 6)}, torch.randint(3, (size,))) for size in sizes]
+    return TorchTask(Small(), nn.CrossEntropyLoss(), data, batch=4, ridge=0.01, **settings)
+
+
+@pytest.fixture
+def instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler is not called: what would be compiled is run as it is."""
+    monkeypatch.setattr(Compiled, "_compile", Compiled._trace)
+
+
+def test_compiled_gradients_are_those_of_one_call_for_all_and_repeat_to_the_bit() -> None:
+    task = small(augment=noisy)
+    compiled = task.for_run(0, True)
+    assert compiled.compute.name == "compiled"
+    for count in (1, 4, 9, 21):
+        models = task.initial() + 0.3 * torch.randn(count, len(task.initial()))
+        clients, keys = [k % CLIENTS for k in range(count)], [keyed.key(7, k) for k in range(count)]
+        expected, found = (way.updates(models, clients, keys) for way in (task, compiled))
+        assert (found - expected).abs().max() <= TOLERANCE * expected.abs().max()
+        assert torch.equal(found, compiled.updates(models, clients, keys))
+
+
+def test_compiled_gradients_follow_data_that_are_exchanged(instead: None) -> None:
+    task = small()
+    compiled = task.for_run(0, True)
+    models, true = task.initial().repeat(CLIENTS, 1), task._targets
+    task._targets = 2 - true
+    whom = list(range(CLIENTS)), [keyed.key(8, k) for k in range(CLIENTS)]
+    torch.testing.assert_close(compiled.updates(models, *whom), task.updates(models, *whom))
+
+
+@pytest.mark.parametrize("count", range(1, 70))
+def test_calls_cover_every_count_with_less_than_a_small_call_or_half_a_large_one_to_spare(count: int) -> None:
+    small_size, large = ways._COMPILED_SIZES
+    calls = ways._calls(count)
+    assert set(calls) <= {small_size, large}
+    assert 0 <= sum(calls) - count < large - 2 * small_size or 0 <= sum(calls) - count < small_size
+
+
+@pytest.mark.parametrize(
+    ("setting", "arrivals", "expected"),
+    [
+        ("auto", 99_999, "together"),
+        ("auto", 100_000, "compiled"),
+        (False, 10**9, "together"),
+        (True, 1, "compiled"),
+    ],
+)
+def test_auto_goes_by_the_number_of_gradients(instead: None, setting: str | bool, arrivals: int, expected: str) -> None:
+    for stop in (Stop(arrivals=arrivals), Stop(arrivals=arrivals, steps=10**10), Stop(steps=arrivals)):
+        run = simulation(small(compile=setting), ASGD(), lr=0.1, scenario=Scenario(), stop=stop)
+        assert run.config["compute"]["strategy"] == expected
+
+
+def test_a_long_run_leaves_the_task_as_it_was_for_a_short_one(instead: None) -> None:
+    task = small()
+    for arrivals, expected in ((200_000, "compiled"), (100, "together")):
+        run = simulation(task, ASGD(), lr=0.1, scenario=Scenario(), stop=Stop(arrivals=arrivals))
+        assert run.config["compute"]["strategy"] == expected
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_resumed_run_uses_what_the_run_used(instead: None, used: bool) -> None:
+    task = tasks.digits(clients=CLIENTS)
+    stop = Stop(arrivals=200_000 if not used else 100)
+    began = simulation(task, ASGD(), lr=0.1, scenario=Scenario(), stop=stop, compiled=used)
+    settings = {"config": plain(began.config), "observers": [], "evaluations": 1}
+    resumed = resume._build(settings, None, None, ())
+    assert isinstance(resumed.task, TorchTask)
+    assert resumed.task.compute.name == ("compiled" if used else "together")
+
+
+def test_what_cannot_be_compiled_is_not_and_a_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(self: Compiled, *given: Any) -> Any:
+        raise RuntimeError("no C++ compiler found\nand a long story")
+
+    monkeypatch.setattr(Compiled, "_compile", broken)
+    task = small(compile=True)
+    with caplog.at_level(logging.WARNING):
+        assert task.for_run(1) is task
+    assert [record.getMessage() for record in caplog.records] == [
+        "gradients are not compiled: no C++ compiler found and a long story"
+    ]
+
+
+def test_a_choice_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="compile is 'always'; allowed: auto, True, False"):
+        small(compile="always")

@@ -1,0 +1,56 @@
+"""Traced functions without idle operations: the same bits from fewer calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from acefl.tasks.tracing import traced
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "softmax": lambda: nn.Linear(6, 3),
+    "mlp": lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)),
+    "normalised": lambda: nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.GELU(), nn.Linear(5, 3)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("count", [1, 4])
+def test_fewer_calls_and_the_same_bits(name: str, count: int) -> None:
+    torch.manual_seed(0)
+    module = MODELS[name]()
+    parameters = {key: torch.randn(count, *value.shape) for key, value in module.named_parameters()}
+
+    def loss(own: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(functional_call(module, own, (x,)), y)
+
+    def gradient(own: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part.reshape(len(x), -1) for part in vmap(grad(loss))(own, x, y).values()], dim=1)
+
+    examples = parameters, torch.randn(count, 4, 6), torch.randint(3, (count, 4))
+    full, short = make_fx(gradient)(*examples), traced(gradient, *examples)
+    others = {key: -value for key, value in parameters.items()}, examples[1] + 1, 2 - examples[2]
+    for given in (examples, others):
+        assert torch.equal(short(*given), full(*given))
+    assert len(short.graph.nodes) < 0.8 * len(full.graph.nodes)
+
+
+def test_what_is_returned_may_be_written_to() -> None:
+    constant = traced(lambda x: torch.ops.aten.scalar_tensor.default(2.0) * torch.ones(3), torch.zeros(3))
+    constant(torch.zeros(3)).zero_()
+    assert constant(torch.zeros(3)).tolist() == [2.0, 2.0, 2.0]
+
+
+def test_a_function_that_writes_keeps_its_copies() -> None:
+    def writes(x: torch.Tensor) -> torch.Tensor:
+        first, second = x * 2, x * 2
+        first.add_(1)
+        return first - second
+
+    x = torch.randn(5)
+    assert torch.equal(traced(writes, torch.zeros(5))(x), writes(x))
