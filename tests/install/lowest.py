@@ -6,7 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
-_LOWEST = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?\s*>=\s*([0-9.]+)")
+_LOWEST = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?\s*[>=]=\s*([0-9.]+)")
 
 
 def lowest(pyproject: Path) -> list[str]:

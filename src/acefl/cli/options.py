@@ -100,9 +100,6 @@ class TaskOptions:
     dim: Annotated[int | None, _option(TASK, "N", "quadratic: number of parameters", 50)] = None
     heterogeneity: Annotated[float | None, _option(TASK, "X", "quadratic: how far optima lie apart", 1.0)] = None
     noise: Annotated[float | None, _option(TASK, "X", "quadratic: noise of the gradients", 0.5)] = None
-    local: Annotated[
-        str | None, _option(TASK, "WORK", "A client's work per upload, as in 'sgd(lr=0.1, epochs=2)'", "one gradient")
-    ] = None
 
     def build(self) -> dict[str, Any]:
         """All settings of the task, for `acefl.studies`; a setting that the task does not have is refused."""
