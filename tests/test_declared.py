@@ -16,6 +16,7 @@ PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text
 
 DISTRIBUTION = {"PIL": "pillow", "sklearn": "scikit-learn"}  # others are called as they are imported
 WITH_TORCH = {"triton"}  # a part of torch's builds for GPUs, never required: `acefl.core.kernels` looks for it
+WITH_NOTEBOOKS = {"IPython"}  # is there where a notebook runs, and imported only then
 LOADED_LAST = {
     "fleets/flower": "flwr",
     "flower/serverapp.py": "flwr",
@@ -61,7 +62,7 @@ def test_every_import_is_declared_and_those_of_extras_are_late() -> None:
         place = path.relative_to(SOURCE).as_posix()
         for name, at_once in imports(path):
             seen.add(name)
-            optional = set().union(*EXTRAS.values()) | WITH_TORCH
+            optional = set().union(*EXTRAS.values()) | WITH_TORCH | WITH_NOTEBOOKS
             assert name in CORE | optional, f"{path} imports {name}, which pyproject.toml does not declare"
             own = any(place.startswith(start) and name == whose for start, whose in LOADED_LAST.items())
             assert name in CORE or not at_once or own, f"{path} imports {name}, of an extra, whenever it is imported"

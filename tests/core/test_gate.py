@@ -300,7 +300,7 @@ def test_a_limit_nobody_exceeds_changes_nothing_and_one_that_binds_is_kept_by_a_
     class PowerCut(Exception):
         pass
 
-    def cut(done: float) -> None:
+    def cut(done: float, *_: object) -> None:
         if done > 0.5:
             raise PowerCut
 

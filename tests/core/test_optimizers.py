@@ -98,7 +98,7 @@ def test_sgd_is_what_a_server_does_anyway() -> None:
 def test_a_run_that_is_interrupted_goes_on_bit_for_bit_and_is_recorded(optimizer: Any, tmp_path: Path) -> None:
     whole = run(optimizer=optimizer, rule=FedBuff(buffer=3))
 
-    def stop_half_way(spent: float) -> None:
+    def stop_half_way(spent: float, *_: object) -> None:
         if spent > 0.5:
             raise KeyboardInterrupt
 

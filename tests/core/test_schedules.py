@@ -101,7 +101,7 @@ def test_a_constant_schedule_changes_nothing_and_mixing_methods_have_their_clien
 
 
 def test_a_run_that_is_interrupted_goes_on_bit_for_bit_and_is_recorded(tmp_path: Path) -> None:
-    def stop_half_way(spent: float) -> None:
+    def stop_half_way(spent: float, *_: object) -> None:
         if spent > 0.5:
             raise KeyboardInterrupt
 

@@ -367,7 +367,7 @@ def test_the_budget_is_spent_by_whichever_limit_is_nearest(arrivals: int, steps:
     [
         ({"clock": "wall"}, "clock is 'wall'; allowed: event, tick, sampled"),
         ({"law": "gamma"}, "law is 'gamma'; allowed: constant, exponential"),
-        ({"slow": "first"}, "slow is 'first'; allowed: last, random"),
+        ({"slow": "middle"}, "slow is 'middle'; allowed: last, random, first"),
         ({"delay": -1.0}, "delay is -1.0; allowed"),
         ({"delay": 0.0}, "delay is 0.0; allowed"),
         ({"delay": math.nan}, "delay is nan; allowed"),

@@ -154,7 +154,7 @@ def test_a_run_records_its_clients_names(tmp_path: Path) -> None:
 def test_a_killed_run_is_resumed_with_its_names_and_durations(tmp_path: Path) -> None:
     whole = run_of(Scenario(durations=MEASURED))
 
-    def die(spent: float) -> None:
+    def die(spent: float, *_: object) -> None:
         if spent > 0.6:
             raise KeyboardInterrupt
 

@@ -117,7 +117,7 @@ class Stopped(Exception):
 
 
 def test_an_interrupted_run_in_a_directory_keeps_its_target(tmp_path: Path) -> None:
-    def stop(spent: float) -> None:
+    def stop(spent: float, *_: object) -> None:
         if spent > 0.02:
             raise Stopped
 

@@ -145,7 +145,11 @@ class MLflow(Logger):
 
 
 def check_logger(text: str) -> None:
-    """Refuse a name that is no logger's, and one whose package is not installed, before any work."""
+    """Refuse a name that is no logger's, and one whose package is not installed, before any work.
+
+    Args:
+        text: As `open_logger` takes it.
+    """
     name, _ = _parsed(text)
     module, package, command = _PACKAGES[name]
     _load(module, package, command)
@@ -153,7 +157,12 @@ def check_logger(text: str) -> None:
 
 def open_logger(text: str, run: str) -> Logger:
     """The logger that a person named, for the run of this name: `tensorboard`, `tensorboard(directory='logs')`,
-    `wandb(project='mine')` or `mlflow`. TensorBoard's directory holds one for each run."""
+    `wandb(project='mine')` or `mlflow`. TensorBoard's directory holds one for each run.
+
+    Args:
+        text: Name and settings of the logger.
+        run: Name of the run.
+    """
     name, settings = _parsed(text)
     try:
         if name == "tensorboard":

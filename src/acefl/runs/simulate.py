@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from acefl.runs.observers import Observer
 from acefl.runs.record import Run
 from acefl.runs.saving import run_from_start, run_to_end
 from acefl.runs.training import Training
-from acefl.tasks.base import Task, client_names
+from acefl.tasks.base import Task, client_names, for_run
 
 
 def simulate(
@@ -115,7 +115,7 @@ def simulation(
 ) -> Training:
     """A run in virtual time that has not begun. `compiled`: whether gradients are to be; None: as the task says."""
     scenario = _with_rounds(rule, scenario, task.clients)
-    task = _for_run(task, _expected_updates(task, rule, scenario, stop, seed), compiled)
+    task = for_run(task, _expected_updates(task, rule, scenario, stop, seed), compiled)
     fleet = simulated_fleet(task, scenario, seed, differences=rule.uploads is Upload.CHANGE)
     trace = fleet.durations.trace
     return Training(
@@ -139,12 +139,6 @@ def simulation(
         optimizer=optimizer,
         schedule=schedule,
     )
-
-
-def _for_run(task: Task, updates: float, compiled: bool | None) -> Task:
-    """The task as a run of about so many updates computes it, where it has more than one way."""
-    choose: Callable[[float, bool | None], Task] | None = getattr(task, "for_run", None)
-    return task if choose is None else choose(updates, compiled)
 
 
 def _expected_updates(task: Task, rule: Method, scenario: Scenario, stop: Stop, seed: int) -> float:

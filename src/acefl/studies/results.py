@@ -43,6 +43,12 @@ class Recorded(os.PathLike[str]):
     def __truediv__(self, name: str | os.PathLike[str]) -> Path:
         return self.directory / name
 
+    def __getattr__(self, name: str) -> Any:
+        """What a path has: these objects were paths once, and code that took them for such goes on working."""
+        if name.startswith("_") or not hasattr(Path, name):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.directory, name)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.directory)!r})"
 

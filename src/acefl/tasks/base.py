@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -131,3 +131,13 @@ def client_names(task: Task | None) -> list[str] | None:
     """What the task's clients are called, in order; None where they have numbers alone."""
     names = getattr(task, "names", None)
     return None if names is None else list(names)
+
+
+def for_run(task: Task, updates: float, compiled: bool | None) -> Task:
+    """The task as a run of about so many updates computes it, where it has more than one way: its class has `for_run`.
+
+    The class is asked, since a task around another one may hand on what it does not know itself: that would leave the
+    outer one out.
+    """
+    choose: Callable[[Task, float, bool | None], Task] | None = getattr(type(task), "for_run", None)
+    return task if choose is None else choose(task, updates, compiled)

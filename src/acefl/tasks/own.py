@@ -12,7 +12,7 @@ import torch
 from acefl.core.errors import require
 from acefl.core.own import check_settings, own_function
 from acefl.core.types import Vector
-from acefl.tasks.base import Evaluation, Shown, Task
+from acefl.tasks.base import Evaluation, Shown, Task, for_run
 
 
 class OwnTask(Shown):
@@ -28,6 +28,10 @@ class OwnTask(Shown):
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._task, name)
+
+    def for_run(self, updates: float, compiled: bool | None = None) -> OwnTask:
+        """See `TorchTask.for_run`."""
+        return OwnTask(for_run(self._task, updates, compiled), self._imported_from)
 
     def describe(self) -> dict[str, Any]:
         return {**self._task.describe(), "imported_from": self._imported_from}

@@ -132,7 +132,8 @@ def from_script(rule: Method, turns: list[list[tuple[int, int]]], clients: int =
     return server
 
 
-RULES = [ACE(warmup="seen"), ACED(tau=3, warmup="seen"), FedBuff(buffer=2), ASGD()]
+# ACED by the age of models: by dispatch, a client that is asked again after a bad answer has a new clock, rightly.
+RULES = [ACE(warmup="seen"), ACED(tau=3, freshness="model", warmup="seen"), FedBuff(buffer=2), ASGD()]
 answers = st.sampled_from([None, None, None, *BAD])
 turns = st.lists(st.dictionaries(st.integers(0, CLIENTS - 1), answers, min_size=1), max_size=25)
 

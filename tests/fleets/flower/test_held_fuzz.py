@@ -140,7 +140,7 @@ class ByHand(Post[Any, Any]):
     def __len__(self) -> int:
         return len(self._out)
 
-    def send(self, tag: Any, make: Callable[[], Message]) -> None:
+    def send(self, tag: Any, make: Callable[[], Message], quiet: float = 0.0) -> None:
         self._nodes.asked[tag.node.id - FIRST_NODE] += 1
         self._out.append(tag)
 

@@ -74,9 +74,11 @@ def test_a_rule_that_lives_in_a_file_is_tried_without_it(tmp_path: Path) -> None
     assert not (tmp_path / "table.bin").exists()
 
 
-@pytest.mark.parametrize(
-    "method", [cls() for cls in rules.METHODS.values() if cls().optimizer is None], ids=rules.label
-)
+FAR = 100.0  # clipped to less, no method gets from START to the optimum in so few steps
+METHODS = [rules.Clipped(threshold=FAR), *(cls() for cls in rules.METHODS.values() if cls is not rules.Clipped)]
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method.optimizer is None], ids=rules.label)
 def test_every_method_gets_there_without_swinging(method: rules.Method) -> None:
     nodes = 4
     optimum = OPTIMA[:nodes].mean(0)
