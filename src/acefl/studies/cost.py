@@ -74,16 +74,17 @@ def time_run(spec: RunSpec, limit: float = _LIMIT) -> tuple[float, float]:
 
 
 def _time(spec: RunSpec, limit: float) -> tuple[float, float]:
+    """The same first part of the run twice: what is traced or compiled in it the first time is not every run's."""
     task = build_task(spec.task, spec.seed)
-    _arrivals(spec, task, limit / 4)  # what is compiled on the first arrivals is not every run's
-    whole = _arrivals(spec, task, limit)
+    _, share = _arrivals(spec, task, limit=limit)
+    seconds, share = _arrivals(spec, task, share=share)
     began = time.perf_counter()
     task.evaluate(task.initial())
-    return whole, time.perf_counter() - began
+    return (seconds / share if share else math.nan), time.perf_counter() - began
 
 
-def _arrivals(spec: RunSpec, task: Task, limit: float) -> float:
-    """Seconds for all the arrivals of a run, by those of its first moments."""
+def _arrivals(spec: RunSpec, task: Task, *, limit: float = math.inf, share: float = 1.0) -> tuple[float, float]:
+    """Arrivals for so many seconds, or this share of the budget: the seconds they took, and their share."""
     training = simulation(
         task,
         spec.rule,
@@ -102,9 +103,9 @@ def _arrivals(spec: RunSpec, task: Task, limit: float) -> float:
     last = first
     for _, last in steps:
         now = time.perf_counter()
-        if last >= 1.0 or now - began > limit:
+        if last >= share or now - began > limit:
             break
-    return (now - began) / (last - first) if last > first else math.nan
+    return now - began, last - first
 
 
 def _lasts(known: Timed, evaluations: int) -> float:
