@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed-$(shell cat requirements.lock pyproject.toml | cksum
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(STAMP) ## compare six methods on real data (one to two minutes on two cores), then say where the report is
+demo: $(STAMP) ## compare six methods on real data (about a minute on two cores), then say where the report is
 	$(BIN)/acefl compare --out demo
 	@echo "The report: $(CURDIR)/demo/report.html"
 
