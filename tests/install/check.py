@@ -54,6 +54,7 @@ def main() -> int:
         [wheel] = outside.glob("acefl-*.whl")
         (outside / "lowest.txt").write_text("\n".join(lowest(ROOT / "pyproject.toml")), encoding="utf-8")
         shutil.copy(ROOT / "pyproject.toml", outside)
+        shutil.copy(ROOT / "examples" / "hospitals.py", outside)
         shutil.copytree(ROOT / "tests", outside / "tests", ignore=shutil.ignore_patterns("__pycache__"))
         for python in pythons:
             for versions in chosen.versions:
@@ -84,6 +85,7 @@ def _try(python: str, versions: str, wheel: Path, outside: Path) -> None:
     acefl = environment / "bin" / "acefl"
     _run(acefl, "doctor", cwd=outside)
     _run(acefl, *COMPARISON, "--out", environment / "comparison", cwd=outside)
+    _run(own, outside / "hospitals.py", environment / "hospitals", cwd=outside)  # one's own work, in 25 lines
     _run(*test, *(f"tests/{name}" for name in TESTS), cwd=outside)
     _run(*install, *limits, torch, f"{wheel}[{','.join(EXTRAS)}]", cwd=outside)
     _run(own, "-m", "pip", "check", cwd=outside)

@@ -209,7 +209,7 @@ def test_a_target_that_nobody_measured_is_warned_of(caplog: pytest.LogCaptureFix
             stop=Stop(arrivals=trace.arrivals, target=("accuracy", 0.5)),
             config={"task": {}, "scenario": {"clock": "event"}},
             model=quadratic().initial(),
-            judge=lambda model, version: Evaluation({"loss": 1.0}),
+            evaluate=lambda model, version: Evaluation({"loss": 1.0}),
             evaluations=2,
         ).complete()
     assert "the target was never measured: no evaluation says accuracy" in caplog.text

@@ -29,11 +29,9 @@ def test_runs_are_counted_by_what_is_tuned_and_how_many_seeds() -> None:
     plans = [PLAN, replace(PLAN, rule=ACE())]
     said = cost.of_comparison(plans, 1, (0, 1, 2), 2)
     assert said.startswith("to do: 13 runs (at least 7 to find 1 learning rate, then 2 methods on 3 seeds), about ")
-    assert said.endswith(" with 2 workers")
+    assert " with 2 workers" in said
     assert cost.of_comparison([PLAN], 0, (0,), 1).startswith("to do: 1 run (1 method on 1 seed), about ")
-    assert re.fullmatch(
-        r"to do: a budget of 12 whole runs, about \d+ seconds? with 1 worker", cost.of_search(PLAN, 12, 1)
-    )
+    assert re.match(r"to do: a budget of 12 whole runs, about \d+ seconds? with 1 worker", cost.of_search(PLAN, 12, 1))
 
 
 @pytest.mark.parametrize("stop", [Stop(arrivals=400), Stop(steps=40), Stop(time=50.0)])
@@ -43,9 +41,12 @@ def test_any_budget_is_timed(stop: Stop) -> None:
     assert 0 < evaluation < 60
 
 
-def test_time_grows_with_the_budget_and_with_evaluations() -> None:
-    short, long = (cost._lasts([(1.0, 0.5)], evaluations) for evaluations in (2, 4))
-    assert (short, long) == (2.0, 3.0)
+def test_time_grows_with_the_budget_and_with_evaluations_and_many_of_them_are_told() -> None:
+    said = [cost._sentence("2 runs", [(1.0, 0.1)], 2, looks, PLAN, 1) for looks in (5, 40)]
+    assert said == [
+        "to do: 2 runs, about 2 seconds with 1 worker",
+        "to do: 2 runs, about 6 seconds with 1 worker, 67% of it evaluations",
+    ]
     assert [cost._duration(seconds) for seconds in (0.2, 89, 90, 7_000, 300_000)] == [
         "1 second",
         "89 seconds",

@@ -77,7 +77,7 @@ def compare(
         tuned = sum(rate is None for rate in rates_of(rules, rates).values())
         ready = ready.expecting(cost.of_comparison(plans, tuned, chosen, workers))
     with (
-        show.going_on(out, begun=out / UNFINISHED),
+        show.telling_how_to_resume(out, begun=out / UNFINISHED),
         show.job_bar(quiet=json, ready=ready, then="writing the report") as progress,
     ):
         run_study(

@@ -100,7 +100,7 @@ def leaderboard(
         _print(Board.recorded() if show is None else Board.read(show), json)
         return
     own = options.parse_methods(method) if method else []
-    with showing.going_on(out), showing.job_bar(quiet=json, then="writing the report") as progress:
+    with showing.telling_how_to_resume(out), showing.job_bar(quiet=json, then="writing the report") as progress:
         boards.leaderboard(
             own,
             out=out,

@@ -1,4 +1,4 @@
-"""What a person asked for, checked as a whole and foretold before anything runs."""
+"""What a person asked for, checked as a whole and expected before anything runs."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def _expectation(scenario: Scenario, clients: int, rules: Sequence[Method]) -> l
 
     groups: dict[str, list[str]] = {}
     for rule in rules:
-        foretold = expectation(rule, scenario, clients)
-        groups.setdefault(foretold, []).append(label(rule))
+        expected = expectation(rule, scenario, clients)
+        groups.setdefault(expected, []).append(label(rule))
     if len(groups) == 1:
         return list(groups)
     return [f"{sentence}: {', '.join(names)}" for sentence, names in groups.items()]

@@ -117,7 +117,7 @@ def run(
       acefl run --fleet ray --actors 4 --lr 0.25 --arrivals 20000
     """
     from acefl import Every, report, simulate
-    from acefl import resume as go_on
+    from acefl import resume as resume_run
     from acefl.cli import on_ray, show
     from acefl.cli.prepare import prepare
     from acefl.core.files import atomic_directory, check_replaceable
@@ -125,7 +125,7 @@ def run(
     from acefl.runs.record import run_name
 
     folder: Path | None
-    foretold: dict[str, list[str]] = {}
+    expected: dict[str, list[str]] = {}
     with contextlib.ExitStack() as whole:
         name = Path(resume or out or run_name(method, seed)).name
         logs = [whole.enter_context(open_logger(logger, name))] if logger is not None else []
@@ -135,9 +135,9 @@ def run(
             own = options.parse_methods([method])[0] if named["method"] else None
             own_task = options.TaskOptions(task.task).build() if named["task"] else None
             out = folder = resume
-            whole.enter_context(_telling_how_to_go_on(out))
+            whole.enter_context(_telling_how_to_resume(out))
             with show.fraction_bar("resumed", quiet=json) as progress:
-                finished = go_on(resume, task=own_task, rule=own, observers=logs, progress=progress)
+                finished = resume_run(resume, task=own_task, rule=own, observers=logs, progress=progress)
         elif lr is None:
             raise InvalidInput("Missing option '--lr' (see acefl run --help)")
         elif fleet == "ray":
@@ -168,14 +168,14 @@ def run(
             [rule] = options.parse_methods([method])
             step = options.parse_step(optimizer, schedule)
             ready = prepare(task, scenario, stop, [rule], seed)
-            foretold = {"expectation": ready.expectation, "warnings": ready.warnings}
+            expected = {"expectation": ready.expectation, "warnings": ready.warnings}
             folder = out
             if out is not None and checkpoint_every is None:
                 folder = whole.enter_context(atomic_directory(out))
             elif out is not None:
-                whole.enter_context(_telling_how_to_go_on(out))
+                whole.enter_context(_telling_how_to_resume(out))
             if not json:
-                show.foretell(ready)
+                show.print_expectations(ready)
             with show.fraction_bar(method, quiet=json) as progress:
                 finished = simulate(
                     ready.task,
@@ -194,7 +194,7 @@ def run(
         if folder is not None:
             report.build(folder)
     if json:
-        result = {**finished.config, **finished.summary, "participation": finished.participation, **foretold}
+        result = {**finished.config, **finished.summary, "participation": finished.participation, **expected}
         if out is not None:
             result |= {"directory": out, "report": out / "report.html"}
         show.print_json(result)
@@ -217,7 +217,7 @@ def _refuse_settings_beside_resume(context: typer.Context, but: list[str]) -> No
 
 
 @contextlib.contextmanager
-def _telling_how_to_go_on(out: Path) -> Iterator[None]:
+def _telling_how_to_resume(out: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:

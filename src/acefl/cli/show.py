@@ -40,7 +40,7 @@ def print_json(content: dict[str, Any]) -> None:
     print(json.dumps(plain(content), indent=2, allow_nan=False, ensure_ascii=False))
 
 
-def foretell(ready: Prepared) -> None:
+def print_expectations(ready: Prepared) -> None:
     """What to expect and what cannot matter, before the work begins."""
     for line in ready.expectation:
         note(line)
@@ -70,7 +70,7 @@ def job_bar(quiet: bool, ready: Prepared | None = None, then: str = "") -> Itera
 
     def progress(done: float, known: float, last: str) -> None:
         if ready is not None and not last and not quiet:
-            foretell(ready)
+            print_expectations(ready)
         bar.start()
         what = (then if done == known else "") or last or "starting workers"
         bar.update(line, completed=done, total=known, description=what)
@@ -82,7 +82,7 @@ def job_bar(quiet: bool, ready: Prepared | None = None, then: str = "") -> Itera
 
 
 @contextmanager
-def going_on(out: Path | None, begun: Path | None = None) -> Iterator[None]:
+def telling_how_to_resume(out: Path | None, begun: Path | None = None) -> Iterator[None]:
     """Say after Ctrl-C that the same command goes on, where something was written down to go on from (in `begun`)."""
     try:
         yield

@@ -47,8 +47,8 @@ def sweep(
     content: dict[str, Any] = sweeping.read_settings(grid) if grid is not None else {}
     chosen = sweeping.Grid.of({**content, **dict(map(sweeping.parse_axis, vary or []))})
     if not json:
-        sweeping.foretell(chosen, out, workers)
-    with show.going_on(out), show.job_bar(quiet=json) as progress:
+        sweeping.print_cost(chosen, out, workers)
+    with show.telling_how_to_resume(out), show.job_bar(quiet=json) as progress:
         outcome = sweeping.sweep(chosen, out, workers=workers, ray=ray, by=by, progress=progress)
     page = report.build(out) if outcome.done else None
     if json:

@@ -74,7 +74,7 @@ def tune(
     if not json:
         plan = RunSpec(ready.settings, rule, math.nan, ready.scenario, ready.stop, TUNING_SEED)
         ready = ready.expecting(cost.of_search(plan, budget, workers))
-    with show.going_on(out), show.job_bar(quiet=json, ready=ready) as progress:
+    with show.telling_how_to_resume(out), show.job_bar(quiet=json, ready=ready) as progress:
         found = search(
             ready.settings,
             rule,

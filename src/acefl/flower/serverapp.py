@@ -117,7 +117,7 @@ def run_async(
             "task": dict(task or {"name": "flower"}),
             "scenario": {"clock": "wall", "fleet": "flower", **vars(fleet.wires)},
         },
-        judge=results.judge if evaluate_fn is not None else None,
+        evaluate=results.evaluate if evaluate_fn is not None else None,
         evaluations=evaluations,
         observers=observers,
         norm_limit=norm_limit,
@@ -210,7 +210,7 @@ class Results:
         self._layout, self._evaluate = layout, evaluate_fn
         self.result = Result()
 
-    def judge(self, model: Vector, version: int) -> Evaluation | None:
+    def evaluate(self, model: Vector, version: int) -> Evaluation | None:
         """The user's evaluation on the server; runs in the evaluation's thread."""
         assert self._evaluate is not None
         found = self._evaluate(version, self._layout.arrays(model))

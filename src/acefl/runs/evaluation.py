@@ -14,11 +14,11 @@ from acefl.core.types import State, Step, Vector
 from acefl.fleets.scenario import fastest, slowest
 from acefl.tasks.base import Evaluation, Task, scores_by_speed
 
-Judge = Callable[[Vector, int], Evaluation | None]  # a model and its version; None: nothing was found out
+Evaluate = Callable[[Vector, int], Evaluation | None]  # a model and its version; None: nothing was found out
 Row = dict[str, float]
 
 
-def by_task(task: Task) -> Judge:
+def by_task(task: Task) -> Evaluate:
     """Evaluation by a task that has all the data: the model, and every client by itself."""
     return lambda model, version: task.evaluate(model)
 
@@ -32,7 +32,7 @@ class Evaluator:
 
     def __init__(
         self,
-        judge: Judge | None,
+        evaluate: Evaluate | None,
         evaluations: int,
         mean_times: Callable[[], Sequence[float]],
         *,
@@ -41,7 +41,7 @@ class Evaluator:
     ) -> None:
         require(evaluations >= 1, f"evaluations is {evaluations}; allowed: at least 1")
         self.evaluations = evaluations
-        self._judge, self._mean_times, self._objective = judge, mean_times, objective
+        self._evaluate, self._mean_times, self._objective = evaluate, mean_times, objective
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="acefl-evaluate") if background else None
         self._busy: tuple[Step, Future[Evaluation | None]] | None = None
         self._done = 0
@@ -121,13 +121,13 @@ class Evaluator:
         return {name: known.get(client, math.nan) for name, known in names.items()}
 
     def _start(self, step: Step, model: Vector) -> None:
-        if self._judge is None:
+        if self._evaluate is None:
             self.add(step, Evaluation({}))
         elif self._pool is not None:
-            self._busy = step, self._pool.submit(self._judge, model.clone(), step.version)
+            self._busy = step, self._pool.submit(self._evaluate, model.clone(), step.version)
         else:
             self._busy = step, Future()
-            self._busy[1].set_result(self._judge(model, step.version))
+            self._busy[1].set_result(self._evaluate(model, step.version))
 
     def _finished(self, wait: bool = False) -> list[Row]:
         if self._busy is None or not (wait or self._busy[1].done()):

@@ -23,7 +23,7 @@ from acefl.core.stop import Stop
 from acefl.core.types import Arrival, State, Step, Vector
 from acefl.fleets.base import Fleet
 from acefl.rules import imported_from
-from acefl.runs.evaluation import Evaluator, Judge, Row, by_task
+from acefl.runs.evaluation import Evaluate, Evaluator, Row, by_task
 from acefl.runs.observers import Observer, add_columns, call_all, methods
 from acefl.runs.record import FORMAT, Events, Run, TravelEvents, machine
 from acefl.tasks.base import Evaluation, Task, client_names
@@ -36,7 +36,7 @@ AfterTurn = Callable[[Step, float], None]  # where the run stands, and the share
 class Training:
     """Everything that changes in a run, in one place, so that it can be watched, saved and resumed.
 
-    `task` is what the clients train on, where it is all here; else `judge` may evaluate models, and `config` describes
+    `task` is what the clients train on, where it is all here; else `evaluate` judges models, and `config` describes
     the task. `background`: whether training goes on beside evaluations; None: where time is real.
     """
 
@@ -50,7 +50,7 @@ class Training:
         config: dict[str, Any],
         task: Task | None = None,
         model: Vector | None = None,
-        judge: Judge | None = None,
+        evaluate: Evaluate | None = None,
         evaluations: int = 50,
         samples: list[int] | None = None,
         observers: Sequence[Observer] = (),
@@ -69,7 +69,7 @@ class Training:
             f"{label(method)} draws the clients of a round, which only simulations do; allowed here: cohort=None",
         )
         if task is not None:
-            model, samples, judge = task.initial() if model is None else model, task.samples, by_task(task)
+            model, samples, evaluate = task.initial() if model is None else model, task.samples, by_task(task)
         assert model is not None, "a run needs a model, or a task that has one"
         self.method, self.fleet, self.stop, self.task, self.samples = method, fleet, stop, task, samples
         self.observers = list(observers)
@@ -102,7 +102,7 @@ class Training:
         if names is not None:
             self.config.setdefault("names", names)
         self.evaluator = Evaluator(
-            judge,
+            evaluate,
             evaluations,
             self._arrivals.mean_times,
             objective=task.objective if task is not None else None,

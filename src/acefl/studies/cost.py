@@ -22,29 +22,30 @@ from acefl.tasks.sources import build_task
 _LIMIT = 0.6  # seconds for timing arrivals, shared by the runs that are timed
 _FIRST_RATES = 7  # that a search tries at the least
 _TRIAL_EVALUATIONS = 5
+_MUCH = 0.25  # of the time: evaluations that take more are worth a word
 
 
 def of_comparison(plans: Sequence[RunSpec], tuned: int, seeds: Sequence[int], workers: int | None) -> str:
     """plans: one reported run of every method. tuned: how many of them have their learning rate searched."""
     known = _timed(plans)
     runs, trials = len(plans) * len(seeds), _FIRST_RATES * tuned
-    seconds = runs * _lasts(known, plans[0].evaluations + 1) + trials * _lasts(known, _TRIAL_EVALUATIONS)
+    looks = runs * (plans[0].evaluations + 1) + trials * _TRIAL_EVALUATIONS
     least = f"at least {trials} to find {_count(tuned, 'learning rate')}, then " if trials else ""
     each = f"{_count(len(plans), 'method')} on {_count(len(seeds), 'seed')}"
-    return _sentence(f"{_count(runs + trials, 'run')} ({least}{each})", seconds, plans[0], workers)
+    return _sentence(f"{_count(runs + trials, 'run')} ({least}{each})", known, runs + trials, looks, plans[0], workers)
 
 
 def of_search(plan: RunSpec, budget: float, workers: int | None) -> str:
     """budget: whole runs that the search may take."""
-    seconds = budget * _lasts(_timed([plan]), _TRIAL_EVALUATIONS)
-    return _sentence(f"a budget of {budget:g} whole runs", seconds, plan, workers)
+    known, looks = _timed([plan]), budget * _TRIAL_EVALUATIONS
+    return _sentence(f"a budget of {budget:g} whole runs", known, budget, looks, plan, workers)
 
 
 def of_sweep(specs: Sequence[RunSpec], workers: int | None) -> str:
     """specs: the cells that are still to be run."""
     ends = [specs[0], specs[-1]] if len(specs) > 1 else specs
-    seconds = len(specs) * _lasts(_timed(ends), specs[0].evaluations + 1)
-    return _sentence(_count(len(specs), "run"), seconds, specs[0], workers)
+    looks = len(specs) * (specs[0].evaluations + 1)
+    return _sentence(_count(len(specs), "run"), _timed(ends), len(specs), looks, specs[0], workers)
 
 
 def say(sentence: str) -> None:
@@ -108,16 +109,17 @@ def _arrivals(spec: RunSpec, task: Task, *, limit: float = math.inf, share: floa
     return now - began, last - first
 
 
-def _lasts(known: Timed, evaluations: int) -> float:
-    return statistics.fmean(arrivals + evaluations * each for arrivals, each in known)
-
-
-def _sentence(work: str, seconds: float, plan: RunSpec, workers: int | None) -> str:
+def _sentence(work: str, known: Timed, runs: float, looks: float, plan: RunSpec, workers: int | None) -> str:
+    """looks: evaluations of all runs together."""
+    training = runs * statistics.fmean(arrivals for arrivals, _ in known)
+    evaluating = looks * statistics.fmean(each for _, each in known)
+    seconds = training + evaluating
     here = callable(plan.task) or callable(plan.logger)
     count = 1 if here else min(os.cpu_count() or 1, 8) if workers is None else max(1, workers)
     if not math.isfinite(seconds):
         return f"to do: {work}"
-    return f"to do: {work}, about {_duration(seconds / count)} with {_count(count, 'worker')}"
+    much = f", {evaluating / seconds:.0%} of it evaluations" if evaluating > _MUCH * seconds else ""
+    return f"to do: {work}, about {_duration(seconds / count)} with {_count(count, 'worker')}{much}"
 
 
 def _duration(seconds: float) -> str:

@@ -168,7 +168,7 @@ def sweep(
         write_json(note(job.key), {"settings": job.key.settings, "problem": problem})
 
     if progress is True:
-        foretell(grid, folder, workers)
+        print_cost(grid, folder, workers)
     with shown(progress, "starting workers") as told, open_jobs(workers, ray=ray) as jobs:
         jobs.run(
             [Job(RunSpec.save, cell.spec(folder), cell, _words(cell, grid)) for cell in cells],
@@ -180,7 +180,7 @@ def sweep(
     return Sweep(folder)
 
 
-def foretell(grid: Grid, folder: Path, workers: int | None) -> None:
+def print_cost(grid: Grid, folder: Path, workers: int | None) -> None:
     """Say what the cells that are not there yet will cost."""
     specs = [cell.spec(folder) for cell in grid.cells()]
     waiting = [spec for spec in specs if spec.out is not None and not (spec.out / "summary.json").exists()]

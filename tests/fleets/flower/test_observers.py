@@ -56,7 +56,7 @@ def federation(
     fleet = FlowerFleet(grid, layout, pool=AtOnce(), clock=ticking(), least=0.0)
     fleet.wait_for(CLIENTS)
     stop = Stop(arrivals=len(order) + len(late), target=target)
-    made = Training(rule, fleet, model=START, lr=LR, stop=stop, config={"task": {}}, judge=judge, evaluations=4,
+    made = Training(rule, fleet, model=START, lr=LR, stop=stop, config={"task": {}}, evaluate=judge, evaluations=4,
         observers=observers, background=False,
     )  # fmt: skip
     return made, grid
