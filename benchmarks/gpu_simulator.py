@@ -62,12 +62,12 @@ def simulator(task: TorchTask, rule: Method, arrivals: int) -> None:
 
 def eager(task: TorchTask, arrivals: int) -> None:
     """Plain PyTorch: draw a minibatch, forward, backward, flatten; one client after another."""
-    parameters = list(task._module.parameters())
+    parameters = task._net.parameters
     offsets = task._offsets.tolist()
     for arrival in range(arrivals):
         client = arrival % CLIENTS
         draw = torch.randint(task.samples[client], (task._batch,), device="cuda") + offsets[client]
-        loss = task._loss(task._output(task._inputs[draw]), task._targets[draw])
+        loss = task._loss(task._output(task._inputs[draw], task._targets[draw]), task._targets[draw])
         torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)])
 
 
@@ -112,7 +112,7 @@ def main() -> None:
             "simulator ASGD": seconds(lambda t=task, a=arrivals: simulator(t, ASGD(), a)) / arrivals * 1e3,
             "simulator ACE": seconds(lambda t=task, a=arrivals: simulator(t, ACE(home="device"), a)) / arrivals * 1e3,
         }
-        row = {"case": name, "strategy": task.compute.name, "parameters": len(task._flat), "ms": per}
+        row = {"case": name, "strategy": task.compute.name, "parameters": len(task._net), "ms": per}
         row["times eager"] = per["eager"] / per["simulator ASGD"]
         row["times eager, ACE"] = per["eager"] / per["simulator ACE"]
         row["over captured"] = per["simulator ASGD"] / per["captured alone"]

@@ -27,7 +27,7 @@ def simulator(task: tasks.TorchTask, rule: Method) -> None:
 
 def bare(task: tasks.TorchTask) -> None:
     """Plain PyTorch as anybody would write it: draw a minibatch, forward, backward, flatten."""
-    module, loss = task._module, task._loss
+    module, loss = task.module(task.initial()).train(), task._loss
     parameters = list(module.parameters())
     for arrival in range(ARRIVALS):
         client = arrival % task.clients
