@@ -248,3 +248,12 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "site" / "index.html").exists()
     assert (tmp_path / "site" / "search" / "search_index.js").exists()  # what a page opened as a file can load
+
+
+def test_every_dotted_name_in_the_docs_exists() -> None:
+    pages = [ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")]
+    for page in pages:
+        for name in set(re.findall(r"\bacefl(?:\.[A-Za-z_]\w*)+", page.read_text(encoding="utf-8"))):
+            found, parts = acefl, name.split(".")
+            for depth, part in enumerate(parts[1:], start=2):
+                found = getattr(found, part, None) or importlib.import_module(".".join(parts[:depth]))
