@@ -85,4 +85,7 @@ def test_what_test_install_runs_is_there() -> None:
     }
     named = [*constants["TESTS"], *constants["EXTRAS"].values()]
     assert named
-    assert not [name for name in named if not (tests / name.partition("::")[0]).exists()]
+    for name in named:
+        file, _, test = name.partition("::")
+        assert f"def {test}" in (tests / file).read_text(encoding="utf-8"), name
+        assert "[" not in test, f"{name}: the ids of parameters change"

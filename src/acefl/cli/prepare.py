@@ -31,20 +31,24 @@ class Prepared:
         return replace(self, expectation=[*self.expectation, line])
 
 
+def compute_on_one_thread() -> None:
+    """As in the workers of a comparison: every command gives the same bits, and small models gain nothing from more."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 def prepare(
     task: TaskOptions, scenario: ScenarioOptions, stop: StopOptions, rules: Sequence[Method], seed: int
 ) -> Prepared:
     """Build everything that can be wrong, so that what is wrong is said before work begins.
 
-    From here on torch uses one thread, as in the workers of a comparison: `acefl run` then gives the same bits as
-    `acefl compare`, and these models are too small to gain from more.
+    From here on torch uses one thread.
     """
-    import torch
-
     from acefl.tasks.base import client_names
     from acefl.tasks.sources import build_task
 
-    torch.set_num_threads(1)
+    compute_on_one_thread()
     budget, setting, settings = stop.build(), scenario.build(), task.build()
     built = build_task(settings, seed)
     setting.check(built.clients)

@@ -63,11 +63,13 @@ def replay(
     """
     from acefl import report as page
     from acefl.cli import show
+    from acefl.cli.prepare import compute_on_one_thread
     from acefl.core.files import check_replaceable
     from acefl.runs import record
     from acefl.studies.replay import compare
 
     check_replaceable(out)
+    compute_on_one_thread()
     recorded = record.load(directory)
     named = _named(task, recorded) if options.written(context, vars(task)) else None
     rules = options.parse_methods(method)

@@ -119,7 +119,7 @@ def run(
     from acefl import Every, report, simulate
     from acefl import resume as resume_run
     from acefl.cli import on_ray, show
-    from acefl.cli.prepare import prepare
+    from acefl.cli.prepare import compute_on_one_thread, prepare
     from acefl.core.files import atomic_directory, check_replaceable
     from acefl.runs.loggers import open_logger
     from acefl.runs.record import run_name
@@ -135,7 +135,8 @@ def run(
             own = options.parse_methods([method])[0] if named["method"] else None
             own_task = options.TaskOptions(task.task).build() if named["task"] else None
             out = folder = resume
-            whole.enter_context(_telling_how_to_resume(out))
+            whole.enter_context(_telling_how_to_resume(out, task.task, method))
+            compute_on_one_thread()
             with show.fraction_bar("resumed", quiet=json) as progress:
                 finished = resume_run(resume, task=own_task, rule=own, observers=logs, progress=progress)
         elif lr is None:
@@ -173,7 +174,7 @@ def run(
             if out is not None and checkpoint_every is None:
                 folder = whole.enter_context(atomic_directory(out))
             elif out is not None:
-                whole.enter_context(_telling_how_to_resume(out))
+                whole.enter_context(_telling_how_to_resume(out, task.task, method))
             if not json:
                 show.print_expectations(ready)
             with show.fraction_bar(method, quiet=json) as progress:
@@ -217,11 +218,15 @@ def _refuse_settings_beside_resume(context: typer.Context, but: list[str]) -> No
 
 
 @contextlib.contextmanager
-def _telling_how_to_resume(out: Path) -> Iterator[None]:
+def _telling_how_to_resume(out: Path, task: str, method: str) -> Iterator[None]:
+    """What is one's own has to be named again."""
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; go on with: acefl run --resume {shlex.quote(str(out))}") from None
+        own = {"--task": task, "--method": method}
+        named = [word for option, text in own.items() if options.is_own(text) for word in (option, text)]
+        again = shlex.join(["acefl", "run", "--resume", str(out), *named])
+        raise Interrupted(f"interrupted; go on with: {again}") from None
 
 
 def _about_target(run: Run) -> str:

@@ -38,5 +38,5 @@ def in_order(what: str, found: Mapping[str, T], clients: int, names: Sequence[st
     missing = [name for name in wanted if name not in found]
     called = f"the task's clients are called {listed(wanted)}"
     require(not strangers, f"{what} names {listed(strangers)}, who is no client; {called}")
-    require(not missing, f"{what} has nothing for {listed(missing)}; every client needs at least one duration")
+    require(not missing, f"{what} has nothing for {listed(missing)}; every client needs an entry")
     return [found[name] for name in wanted]

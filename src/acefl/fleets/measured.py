@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ def measured(given: Any) -> dict[str, Entry] | tuple[Entry, ...]:
     if hasattr(given, "columns"):
         given = _by_client(given)
     elif hasattr(given, "to_dict"):
-        given = given.to_dict()
+        given = given.to_dict() if given.index.is_unique else _lists(given.items())
     if isinstance(given, Mapping):
         require(bool(given), f"durations is empty; allowed: {_FORMS}")
         return {client_name(client): _entry(repr(client_name(client)), own) for client, own in given.items()}
@@ -39,8 +39,13 @@ def measured(given: Any) -> dict[str, Entry] | tuple[Entry, ...]:
 def _by_client(table: Any) -> dict[Any, list[float]]:
     columns = list(table.columns)
     require({"client", "duration"} <= set(columns), f"durations has columns {columns}; allowed: client, duration")
+    return _lists(zip(table["client"], table["duration"], strict=True))
+
+
+def _lists(pairs: Iterable[tuple[Any, float]]) -> dict[Any, list[float]]:
+    """Every client's durations, in their order."""
     rows: dict[Any, list[float]] = {}
-    for client, duration in zip(table["client"], table["duration"], strict=True):
+    for client, duration in pairs:
         rows.setdefault(client, []).append(duration)
     return rows
 

@@ -153,7 +153,8 @@ class SimulatedFleet(Fleet):
 
     def known_finite(self, arrival: Arrival) -> bool:
         """Whether the batch that the update is of was looked at; changes of two such updates are not looked at."""
-        return self._memory is None and self._work.known_finite(arrival.task)
+        known = self._work.known_finite(arrival.task)  # asked in any case: it is forgotten then
+        return self._memory is None and known
 
     def versions_out(self) -> set[int]:
         """Versions of the model that updates may still come from."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 
 from acefl.core.errors import require, require_number
 from acefl.core.gate import length
 from acefl.core.optimizers import Optimizer
-from acefl.core.settings import label
+from acefl.core.settings import label, plain, settings_of
 from acefl.core.types import Arrival, State, Vector
 from acefl.rules.base import Audience, Method, Rule, Upload
 from acefl.rules.registry import PLAIN, registry_of
@@ -31,7 +31,7 @@ class Clipped(Method):
 
     def __post_init__(self) -> None:
         require_number("threshold", self.threshold, lambda threshold: threshold > 0, "a finite number above 0")
-        text = label(self.method) if isinstance(self.method, Method) else self.method
+        text = _text(self.method) if isinstance(self.method, Method) else self.method
         require(isinstance(text, str), f"method is {self.method!r}; allowed: a method's name, as in 'ACED(tau=300)'")
         object.__setattr__(self, "method", text)  # plain text, which records hold and a person types
         whole = self.inner.uploads is Upload.UPDATE
@@ -72,6 +72,14 @@ class Clipped(Method):
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         return ClippedRule(self.inner.build(clients, like, samples), self.threshold)
+
+
+def _text(method: Method) -> str:
+    """As a person types it: a path and numpy's numbers as plain values."""
+    if not is_dataclass(method):
+        return label(method)
+    changed = {name: plain(value) for name, value in settings_of(method).items()}
+    return label(replace(method, **changed))
 
 
 class ClippedRule(Rule):

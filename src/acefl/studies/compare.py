@@ -180,8 +180,9 @@ def rates_of(methods: Sequence[Method], lr: float | Mapping[str, float] | None) 
     """Every method's learning rate by its label; None: to be tuned. A rate may be given by label, or by name."""
     given = lr if isinstance(lr, Mapping) else {}
     for name, rate in given.items() if isinstance(lr, Mapping) else [("", lr)]:
-        good = rate is None or (isinstance(rate, int | float) and math.isfinite(rate) and rate > 0)
-        require(good, f"lr{f' of {name}' if name else ''} is {rate}; allowed: a finite number above 0")
+        number = isinstance(rate, int | float) and not isinstance(rate, bool)
+        good = rate is None or (number and math.isfinite(rate) and rate > 0)
+        require(good, f"lr{f' of {name}' if name else ''} is {rate!r}; allowed: a finite number above 0")
     names = {label(rule): type(rule).__name__ for rule in methods}
     for name in given:
         known = name in names or name in names.values()

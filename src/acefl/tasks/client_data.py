@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler, SubsetRandomSampler, default_collate
 
 from acefl.core.errors import InvalidInput, require
 
@@ -87,9 +87,24 @@ def _is_table(group: object) -> bool:
 def _rows(group: Any) -> list[Any]:
     source: Any = group.dataset if isinstance(group, DataLoader) else group
     sized = hasattr(source, "__len__") and hasattr(source, "__getitem__")
-    rows = [source[i] for i in range(len(source))] if sized else list(source)
+    chosen = _sampled(group) if sized and isinstance(group, DataLoader) else None
+    rows = [source[i] for i in (range(len(source)) if chosen is None else chosen)] if sized else list(source)
     require(bool(rows), "a client has no data; allowed: at least one sample each")
     return rows
+
+
+def _sampled(loader: DataLoader[Any]) -> list[int] | None:
+    """The rows that a loader gives, in a fixed order; None: all of its data set."""
+    sampler = loader.sampler
+    if isinstance(sampler, SubsetRandomSampler):
+        return sorted(int(place) for place in sampler.indices)
+    own = loader.batch_size is None and loader.batch_sampler is not None  # a batch_sampler of somebody's own
+    all_of_it = isinstance(sampler, SequentialSampler | RandomSampler) and not own
+    drawn = type(loader.batch_sampler if own else sampler).__name__
+    require(
+        all_of_it, f"a DataLoader draws by {drawn}; allowed: all rows, a SubsetRandomSampler, or a Subset as its data"
+    )
+    return None
 
 
 def _collated(rows: list[Any]) -> Any:

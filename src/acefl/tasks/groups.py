@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from acefl.core import rng as keyed
 from acefl.core.errors import InvalidInput, one_of, require
-from acefl.core.names import client_name, listed
+from acefl.core.names import client_name, in_order, listed
 
 ORDERS = ("name", "target")
 _SPLIT_STREAM = 71
@@ -118,6 +118,8 @@ def named(
     )
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     require(not twice, f"names has {listed(twice)} more than once; allowed: a name of its own for each client")
+    if isinstance(tests, NamedClients):
+        tests = in_order("client_tests", dict(zip(tests.names, tests, strict=True)), len(clients), names)
     return names, tests
 
 

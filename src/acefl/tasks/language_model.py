@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from acefl.core.errors import InvalidInput, require
+from acefl.core.names import in_order
 from acefl.tasks import hub
 from acefl.tasks.local_work import LocalSteps, LocalWork, local_text
 from acefl.tasks.metrics import Metric
@@ -106,7 +107,7 @@ def language_model(
     network, words, name = _loaded(model, gguf_file, tokenizer)
     names, texts = _one_each(clients)
     documents = [_documents(one) for one in texts]
-    tests = None if client_tests is None else [_documents(one) for one in _one_each(client_tests)[1]]
+    tests = None if client_tests is None else [_documents(one) for one in _matched(client_tests, names)]
     if tests is None and held_out:
         documents, tests = _split(documents, held_out)
     rows = _packed if pack else _padded
@@ -210,7 +211,15 @@ def _one_each(clients: Sequence[Texts] | Mapping[str, Texts] | str | Path) -> tu
     require(folder.is_dir(), f"clients is {folder}; allowed: texts, or a folder with one folder or file per client")
     found = [path for path in sorted(folder.iterdir()) if path.is_dir() or path.suffix == ".txt"]
     require(bool(found), f"{folder} is empty; allowed: one folder or text file (.txt) per client")
-    return [path.stem for path in found], list(found)
+    return [path.name if path.is_dir() else path.stem for path in found], list(found)
+
+
+def _matched(tests: Sequence[Texts] | Mapping[str, Texts] | str | Path, names: list[str] | None) -> list[Texts]:
+    """Held-out texts in the order of the clients: by name where both have names."""
+    own, texts = _one_each(tests)
+    if own is None or names is None:
+        return texts
+    return in_order("client_tests", dict(zip(own, texts, strict=True)), len(names), names)
 
 
 def _documents(texts: Texts) -> list[str]:

@@ -148,6 +148,7 @@ class Tally:
 
     def _value(self, name: str, where: str, collector: _Collector) -> float:
         value = self._guarded(name, where, collector, collector.take)
+        collector.clear()
         if isinstance(value, torch.Tensor) and value.numel() == 1:
             value = value.item()
         try:
@@ -178,7 +179,11 @@ class _Collector(Protocol):
     def add(self, outputs: torch.Tensor, targets: torch.Tensor) -> None: ...
 
     def take(self) -> Any:
-        """The metric of what was added, to begin anew."""
+        """The metric of what was added."""
+        ...
+
+    def clear(self) -> None:
+        """Begin anew."""
         ...
 
 
@@ -198,10 +203,13 @@ class _Whole:
         self._parts.append((outputs.cpu(), targets.cpu()))
 
     def take(self) -> Any:
-        parts, self._parts = self._parts, []
-        outputs, targets = (torch.cat(of_all) for of_all in zip(*parts, strict=True))
+        outputs, targets = (torch.cat(of_all) for of_all in zip(*self._parts, strict=True))
         self.finite = bool(outputs.isfinite().all())
         return self._compute(outputs, targets)
+
+    def clear(self) -> None:
+        self._parts = []
+        self.finite, self.failed = True, False
 
 
 class _Updated:
@@ -221,10 +229,11 @@ class _Updated:
         self._metric.update(outputs, targets)
 
     def take(self) -> Any:
-        value = math.nan if self.failed else self._metric.compute()
+        return math.nan if self.failed else self._metric.compute()
+
+    def clear(self) -> None:
         self._metric.reset()
         self.finite, self.failed = True, False
-        return value
 
 
 class RootMeanSquare:

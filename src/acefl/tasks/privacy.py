@@ -35,7 +35,7 @@ import torch
 from acefl.core import rng as keyed
 from acefl.core.errors import AceflError, require
 from acefl.core.types import Vector
-from acefl.tasks.base import Evaluation, Task
+from acefl.tasks.base import Evaluation, Task, client_names
 
 if TYPE_CHECKING:
     from acefl.runs.record import Run
@@ -84,7 +84,7 @@ class Privatised:
 
     def __init__(self, task: Task, clip: float, noise_multiplier: float, seed: int) -> None:
         self._task, self._clip, self._noise_multiplier, self._seed = task, clip, noise_multiplier, seed
-        self.clients, self.samples = task.clients, task.samples
+        self.clients, self.samples, self.names = task.clients, task.samples, client_names(task)
         self.objective, self.batch_limit = task.objective, task.batch_limit
 
     def describe(self) -> dict[str, Any]:

@@ -47,6 +47,7 @@ _BESIDE = 4  # gradients of large models at once on a GPU: more gain nothing
 _BESIDE_PARAMETERS = 2**26  # of these together: each needs memory for its activations
 _TOGETHER_UP_TO = 200_000  # parameters, frozen ones too: above this one gradient fills a CPU core
 _COMPILE_FROM = 100_000  # gradients of a run: fewer do not save the seconds that compiling takes
+_BESIDE_THE_FIRST = 0.05  # noise on the first model, when it is tried which loss it computes
 EVALUATION_BATCH = 4096
 
 
@@ -243,10 +244,18 @@ class TorchTask(Shown):
         return LabelMix(self._targets, self.samples, self._test.targets) if labels else None
 
     def _models_own_loss(self) -> Loss:
-        """`loss=None`: which loss it is, tried on a minibatch."""
+        """`loss=None`: which loss it is, tried on a minibatch.
+
+        Beside the first model: a head of zeros gives all classes the same, and then many losses are equal.
+        """
         inputs, targets = self._first_minibatch()
+        noise = torch.randn(self._initial.shape, generator=torch.Generator().manual_seed(0)).to(self.device)
         with self._trying(), self._net.evaluating():
-            return named_loss(self._net(self._prepared(inputs), labels=targets), targets)
+            try:
+                self._net.vector.add_(noise, alpha=_BESIDE_THE_FIRST)
+                return named_loss(self._net(self._prepared(inputs), labels=targets), targets)
+            finally:
+                self._net.vector.copy_(self._initial)
 
     def _first_minibatch(self) -> tuple[Batch, torch.Tensor]:
         inputs, targets = self._draw([0], [0])
