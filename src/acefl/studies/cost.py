@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from acefl.core.errors import InvalidInput
 from acefl.probes import Participation
 from acefl.runs.simulate import simulation
 from acefl.studies.pools import single_threaded
@@ -71,9 +70,7 @@ def time_run(spec: RunSpec, limit: float = _LIMIT) -> tuple[float, float]:
     try:
         with single_threaded():
             return _time(spec, limit)
-    except InvalidInput:
-        raise
-    except Exception:  # whatever else is wrong is said where the run itself is made
+    except Exception:  # whatever is wrong is said where the run itself is made
         return math.nan, math.nan
 
 
