@@ -46,6 +46,7 @@ class Evaluator:
         self._busy: tuple[Step, Future[Evaluation | None]] | None = None
         self._done = 0
         self._rows: dict[tuple[int, int], Row] = {}  # by model version and arrivals
+        self._evaluated: set[tuple[int, int]] = set()  # those that were evaluated here: clients may tell of others
         self._scores: dict[str, dict[int, float]] = {}  # each client's latest
         self.better: dict[str, str] = {}  # which way a metric is better, as evaluations say
 
@@ -89,7 +90,7 @@ class Evaluator:
     def last(self, step: Step, model: Vector) -> list[Row]:
         """Wait for the evaluation that is going on, and evaluate the final model: training is over."""
         rows = self._finished(wait=True)
-        if (step.version, step.arrivals) not in self._rows:
+        if (step.version, step.arrivals) not in self._evaluated:
             self._start(step, model)
             rows += self._finished(wait=True)
         return rows
@@ -121,6 +122,7 @@ class Evaluator:
         return {name: known.get(client, math.nan) for name, known in names.items()}
 
     def _start(self, step: Step, model: Vector) -> None:
+        self._evaluated.add((step.version, step.arrivals))
         if self._evaluate is None:
             self.add(step, Evaluation({}))
         elif self._pool is not None:
@@ -155,4 +157,5 @@ class Evaluator:
         self.better = dict(state.get("better", {}))  # states of earlier versions have no such metrics
         rows = [{name: value for name, value in row} for row in state["rows"]]
         self._rows = {(int(row["step"]), int(row["arrival"])): row for row in rows}
+        self._evaluated = set(self._rows)
         self._scores = {name: {client: value for client, value in known} for name, known in state["scores"].items()}
