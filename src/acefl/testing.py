@@ -392,8 +392,7 @@ def _rounding(log: list[Turn], settings: Method | None = None) -> float:
     both of the runs that are compared.
     """
     largest = max(float(arrival.update.abs().max()) for turn in log for arrival in turn)
-    inner = getattr(settings, "inner", settings)  # of a method that works on another one
-    table = settings_of(inner).get("table", "") if inner is not None else ""
+    table = settings_of(settings.inner).get("table", "") if settings is not None else ""
     return largest * max(1e-5, 6 * STORED.get(table, 0.0))
 
 

@@ -138,6 +138,11 @@ class Method(ABC):
         return False
 
     @property
+    def inner(self) -> Method:
+        """The method that this one works on, such as the one that is clipped; else itself."""
+        return self
+
+    @property
     def cohort(self) -> int | None:
         """How many clients are drawn for a round; None: all."""
         return None

@@ -30,7 +30,6 @@ from acefl.core.errors import InvalidInput, one_of, require
 from acefl.core.rule import Upload
 from acefl.core.types import Arrival, State, Step, Vector
 from acefl.probes.shadow import Shadow, Weighed
-from acefl.rules import Clipped
 from acefl.runs.observers import Observer
 
 if TYPE_CHECKING:
@@ -90,8 +89,8 @@ class ErrorTerms(Observer):
             run.method.uploads is not Upload.MODEL,
             "the error terms are those of a sum of updates; this method mixes models",
         )
-        clipped = isinstance(run.method, Clipped)
-        require(not clipped, "the error terms are of whole updates; this method clips them: measure the method within")
+        whole = run.method.inner is run.method
+        require(whole, "the error terms are of whole updates; this method clips them: measure the method within")
         self._task, self._versions_out = task, run.fleet.versions_out
         model = run.server.model
         self._full = _full_gradients(task, model, self._gradients_wanted)

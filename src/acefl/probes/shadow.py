@@ -19,7 +19,6 @@ from acefl.core.errors import AceflError, InvalidInput
 from acefl.core.rule import Method, Rule, Upload
 from acefl.core.settings import settings_of
 from acefl.core.types import Arrival, State, Vector
-from acefl.rules import Clipped
 
 _NOTHING = 1e-7  # a coefficient below this is what rounding left of a contribution that is no longer there
 _EXACT, _ROUNDED = 1e-3, 0.2  # how far weights times updates may be from the update; the second: of a lossy table
@@ -46,8 +45,7 @@ def shadow_rule(settings: Method, clients: int, like: Vector, samples: list[int]
 
     Of a method that clips, the rule of the method within: weights are those of what clipping left.
     """
-    if isinstance(settings, Clipped):
-        settings = settings.inner
+    settings = settings.inner
     if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
         plain = {"table": "fp32", "home": "memory"}
         known = {field.name for field in dataclasses.fields(settings)}
