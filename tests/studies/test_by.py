@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,14 @@ def closeness(outputs: torch.Tensor, targets: torch.Tensor) -> float:
     return -float((outputs - targets).square().mean())
 
 
-def regression(seed: int) -> Task:
+BOTH_WAYS = {"closeness": closeness, "far": Metric(lambda o, t: -closeness(o, t), smaller_is_better=True)}
+
+
+def regression(seed: int, metrics: Mapping[str, Any] = BOTH_WAYS) -> Task:
     """Closeness is larger where the loss is smaller, so that a search by either finds the same."""
     draw = torch.Generator().manual_seed(seed)
     data = [(x := torch.randn(9, 3, generator=draw), x.sum(1, keepdim=True)) for _ in range(4)]
     torch.manual_seed(0)
-    metrics = {"closeness": closeness, "far": Metric(lambda o, t: -closeness(o, t), smaller_is_better=True)}
     return TorchTask(nn.Linear(3, 1), nn.MSELoss(), data, batch=3, metrics=metrics)
 
 
@@ -60,6 +63,24 @@ def test_a_search_by_a_metric_goes_its_way(tmp_path: Path) -> None:
     page = (found["closeness"] / "report.html").read_text()
     assert "The one with the highest closeness is ringed" in page
     assert "by closeness" in page
+
+
+def undefined(seed: int) -> Task:
+    """A metric that is never a number, such as an AUC where every client has one class."""
+    return regression(seed, {"auc": lambda outputs, targets: math.nan})
+
+
+def test_a_search_by_what_is_never_a_number_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    said = "no trial ended with a finite auc, so its tuned settings mean nothing"
+    small(tmp_path / "compared", undefined, seeds=(0,), by="auc", methods=[ASGD()])
+    assert [record.message for record in caplog.records] == [f"ASGD: {said}"]
+    caplog.clear()
+    settings: dict[str, Any] = {"scenario": SMALL["scenario"], "stop": SMALL["stop"], "budget": 4.0, "workers": 1}
+    tune(undefined, ASGD(), by="auc", **settings)
+    assert [record.message for record in caplog.records] == [f"ASGD: {said}"]
+    caplog.clear()
+    tune(regression, ASGD(), by="closeness", **settings)
+    assert not caplog.records
 
 
 def test_tune_goes_by_a_metric_either_way(tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from acefl import ACE, ACED, ASGD, FedBuff, InvalidInput, Scenario, Stop, simulate, tune
+from acefl.rules import METHODS
 from acefl.studies import tune as halving
 from acefl.studies.objective import Objective
 from acefl.studies.spec import TUNING_SEED
@@ -171,11 +173,47 @@ def test_what_is_searched_is_what_the_method_has() -> None:
     assert list(search_ranges(ACED(), 100)) == ["lr", "tau"]
     assert list(search_ranges(ACED(), 100, over=[])) == ["lr"]
     assert list(search_ranges(FedBuff(), 100)) == ["lr", "buffer"]
-    with pytest.raises(InvalidInput, match="ACE has no 'tau' to tune; allowed: lr alone"):
-        search_ranges(ACE(), 100, over=["tau"])
+    with pytest.raises(InvalidInput, match="ASGD has no 'tau' to tune; allowed: lr alone"):
+        search_ranges(ASGD(), 100, over=["tau"])
+    with pytest.raises(InvalidInput, match="over is 'tau'; allowed: names of settings, 'all' or None"):
+        search_ranges(ACED(), 100, over="tau")
     for budget in (1, math.inf, math.nan):
         with pytest.raises(InvalidInput, match=f"budget is {budget}; allowed: at least 1.75 runs"):
             tune(TASK, ACE(), **SMALL, budget=budget)
+
+
+@pytest.mark.parametrize("clients", [2, 100])
+@pytest.mark.parametrize("kind", METHODS.values(), ids=lambda kind: kind.__name__)
+def test_all_that_a_method_says_matters_may_be_tried_also_beyond_the_ends(kind: Any, clients: int) -> None:
+    """Few settings, so that a budget goes round; every value is one that the method takes."""
+    ranges = search_ranges(kind(), clients, over=halving.ALL)
+    assert len(ranges) <= 4
+    assert set(search_ranges(kind(), clients)) <= set(ranges)
+    for share in (0.0, 0.3, 0.999):
+        found = {name: one.at(share) for name, one in ranges.items() if name != "lr"}
+        closer = {name: ranges[name].around(value, 0.25).at(share) for name, value in found.items()}
+        for settings in (found, closer):
+            assert isinstance(json.dumps(settings), str)  # of which the ledger is made
+            assert kind(**settings).build(clients, torch.zeros(3), [1] * clients)
+
+
+def test_what_one_sets_oneself_is_not_searched() -> None:
+    assert list(search_ranges(FedBuff(), 100, over=halving.ALL)) == ["lr", "buffer", "staleness"]
+    assert list(search_ranges(FedBuff(buffer=5), 100, over=halving.ALL)) == ["lr", "staleness"]
+    assert list(search_ranges(FedBuff(staleness="sqrt", buffer=5), 100, over=halving.ALL)) == ["lr"]
+    assert list(search_ranges(FedBuff(), 100, over=["staleness"])) == ["lr", "staleness"]
+
+
+def test_words_are_searched_like_numbers_and_the_best_is_kept(tmp_path: Path) -> None:
+    found = tune(TASK, FedBuff(), **SMALL, over=halving.ALL, budget=10.0, out=tmp_path / "all")
+    tried = {one.settings["staleness"] for one in found.trials[:GENERATION]}
+    assert tried == {"none", "sqrt"}
+    best = min(found.trials[:GENERATION], key=lambda one: (-one.quarters, one.score)).settings
+    assert {one.settings["staleness"] for one in found.trials[GENERATION:]} == {best["staleness"]}
+    rest = {name: value for name, value in found.best.settings.items() if name != "lr"}
+    assert found.rule == FedBuff(**rest)
+    assert tune(TASK, FedBuff(), **SMALL, over=halving.ALL, budget=10.0, out=tmp_path / "all") == found
+    assert "sqrt" in (tmp_path / "all" / "report.html").read_text()
 
 
 @given(st.integers(1, 2), st.integers(4, 40))

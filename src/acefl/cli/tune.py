@@ -36,6 +36,14 @@ def tune(
         ),
     ] = 0.25,
     by: options.By = None,
+    everything: Annotated[
+        bool,
+        typer.Option(
+            "--all",
+            help="Search all settings that matter to the method, not only lr, tau and buffer",
+            rich_help_panel=options.RATE,
+        ),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -51,12 +59,14 @@ def tune(
 
     Successive halving within a budget, on a seed that no result is reported on:
     trials get a quarter of a run, the better half of them half a run, the better
-    half of these a whole one. A tau or buffer that you name stays as it is.
+    half of these a whole one. A tau or buffer that you name stays as it is, and so
+    does with --all every setting that is not at its default.
 
     Examples:
       acefl tune
       acefl tune --method ACED --spread 10 --arrivals 5000
       acefl tune --by heldout_slow_accuracy
+      acefl tune --method FedAsync --all --budget 20
       acefl tune --method 'ACED(tau=300)' --budget 20 --out tuning
       acefl run --method ASGD --lr "$(acefl tune --method ASGD --json | jq .best)"
     """
@@ -65,12 +75,13 @@ def tune(
     from acefl.rules import label
     from acefl.studies import cost
     from acefl.studies.spec import TUNING_SEED, RunSpec
-    from acefl.studies.tune import search_ranges
+    from acefl.studies.tune import ALL, search_ranges
     from acefl.studies.tune import tune as search
 
     [rule] = options.parse_methods([method])
     ready = prepare(task, scenario, stop, [rule], TUNING_SEED)
-    searched = search_ranges(rule, ready.task.clients)
+    usual = search_ranges(rule, ready.task.clients)
+    unnamed = [name for name in usual if name != "lr" and f"{name}=" not in method.replace(" ", "")]
     if not json:
         plan = RunSpec(ready.settings, rule, math.nan, ready.scenario, ready.stop, TUNING_SEED)
         ready = ready.expecting(cost.of_search(plan, budget, workers))
@@ -80,7 +91,7 @@ def tune(
             rule,
             scenario=ready.scenario,
             stop=ready.stop,
-            over=[name for name in searched if name != "lr" and f"{name}=" not in method.replace(" ", "")],
+            over=ALL if everything else unnamed,
             budget=budget,
             lr_centre=lr_centre,
             by=by,
@@ -114,6 +125,7 @@ def _scored(found: Tuning, trial: Any) -> dict[str, float]:
 
 def _trials(found: Tuning, best: float | None) -> Table:
     from acefl.core.metrics import LARGER, SMALLER
+    from acefl.core.ranges import written
     from acefl.report import metrics
 
     metric = metrics.by_key(found.objective, {found.objective: LARGER if found.larger else SMALLER})
@@ -122,9 +134,9 @@ def _trials(found: Tuning, best: float | None) -> Table:
     for heading in (*names, "of a run", metric.heading, ""):
         table.add_column(heading, justify="right" if heading else "left")
     for trial in sorted(found.trials, key=lambda one: (one.settings["lr"], one.quarters)):
-        written = metric.write(trial.score) if math.isfinite(trial.score) else "diverged"
+        score = metric.write(trial.score) if math.isfinite(trial.score) else "diverged"
         style, mark = ("bold", "best") if best is not None and trial == found.best else ("", "")
         share = {1: "1/4", 2: "1/2", 4: "all"}[trial.quarters]
-        cells = [*(f"{trial.settings[name]:.6g}" for name in names), share, written, mark]
+        cells = [*(written(trial.settings[name], 6) for name in names), share, score, mark]
         table.add_row(*[Text(cell, style=style) for cell in cells])
     return table

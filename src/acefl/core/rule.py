@@ -6,10 +6,11 @@ Every member that is not abstract has a default that is right for a rule without
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from acefl.core.optimizers import Optimizer
+from acefl.core.ranges import Choice, Range
 from acefl.core.state import Stateful
 from acefl.core.types import Arrival, Vector
 
@@ -146,6 +147,13 @@ class Method(ABC):
     def cohort(self) -> int | None:
         """How many clients are drawn for a round; None: all."""
         return None
+
+    def searched(self, clients: int) -> Mapping[str, Range | Choice]:
+        """Settings that matter, and where to look for them: for searches over all settings of a method.
+
+        The learning rate, `tau` and `buffer` are searched in any case. Name few: all share one budget.
+        """
+        return {}
 
 
 class Buffered(Method):

@@ -8,6 +8,7 @@ from typing import Any
 
 from acefl.core.files import read_json
 from acefl.core.metrics import LARGER, SMALLER, Better
+from acefl.core.ranges import written
 from acefl.report import comparison, metrics, page, style
 from acefl.report.drawing import Figure, Panel, scatter
 from acefl.report.page import Cell, Table
@@ -30,7 +31,7 @@ def render(directory: Path) -> str:
             "arrivals in all, on a seed that no result is reported on.",
         ],
         tables=[_table(trials, list(record["ranges"]), metric, found["lr"])],
-        figures=[_figure(trials, name, metric) for name in record["ranges"]],
+        figures=[_figure(trials, name, metric) for name in record["ranges"] if _is_positive(trials, name)],
         metric=metric,
         made=comparison.facts(record, ("task", "rule", "scenario", "stop", "ranges", "budget")),
     )
@@ -40,11 +41,17 @@ def _better(record: dict[str, Any]) -> Better:
     return {record["objective"]: LARGER if record.get("larger") else SMALLER}
 
 
+def _is_positive(trials: list[dict[str, Any]], name: str) -> bool:
+    """Whether a setting has a place on a log scale: words and zero have none."""
+    values = [trial["settings"][name] for trial in trials]
+    return all(isinstance(value, int | float) and value > 0 for value in values)
+
+
 def _table(trials: list[dict[str, Any]], settings: list[str], metric: metrics.Metric, best: float) -> Table:
     rows = []
     for trial in trials:
         score = "diverged" if trial["score"] is None else metric.write(trial["score"])
-        own = [f"{trial['settings'][name]:.4g}" for name in settings]
+        own = [written(trial["settings"][name], 4) for name in settings]
         cells = [*own, _STAGES[trial["quarters"]], score, f"{trial['arrivals']:,}"]
         rows.append([Cell(cell, trial["settings"]["lr"] == best) for cell in cells])
     return Table([*settings, "taken to", metric.heading, "arrivals spent"], rows, named=0)

@@ -7,13 +7,14 @@ bias (the paper's term B) is zero by construction.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from acefl.core.errors import one_of
+from acefl.core.ranges import Choice, Range
 from acefl.core.state import snapshot
 from acefl.core.types import Arrival, State, Vector
 from acefl.rules.base import Audience, Members, Method, Rule, Upload
@@ -55,6 +56,9 @@ class ACE(Method):
     @property
     def uploads(self) -> Upload:
         return Upload.CHANGE if self.variant == "client-held" else Upload.UPDATE
+
+    def searched(self, clients: int) -> Mapping[str, Range | Choice]:
+        return {"warmup": Choice(("wait", "seen"))}
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         weights = client_weights(self.weights, clients, samples)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from acefl.core.errors import one_of
+from acefl.core.ranges import Choice, Range
 from acefl.core.types import Arrival, State, Vector
 from acefl.rules.base import Audience, Members, Method, Rule
 from acefl.rules.settings import WARMUPS, WEIGHTS, check_count, check_table, client_weights, empty_vector
@@ -56,6 +57,9 @@ class ACED(Method):
         check_table(self.table, self.home)
         one_of("weights", self.weights, WEIGHTS)
         one_of("warmup", self.warmup, WARMUPS)
+
+    def searched(self, clients: int) -> Mapping[str, Range | Choice]:
+        return {"warmup": Choice(("wait", "seen"))}
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         table = Table(clients, like, encoding=self.table, home=self.home)

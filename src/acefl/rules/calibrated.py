@@ -7,12 +7,13 @@ memory alone is late, stepping on the changes alone is noisy; `c` sets how much 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from acefl.core.errors import one_of, require_number
+from acefl.core.ranges import Choice, Range
 from acefl.core.types import Arrival, Vector
 from acefl.rules.ace import AllClientsRule
 from acefl.rules.base import Buffered, Rule
@@ -57,6 +58,9 @@ class Calibrated(Buffered):
         check_count("buffer", self.buffer)
         check_table(self.table, self.home)
         one_of("warmup", self.warmup, (*WARMUPS, "zeros"))
+
+    def searched(self, clients: int) -> Mapping[str, Range | Choice]:
+        return {"c": Range(1.0 / clients, 1.0)}
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         table = Table(clients, like, encoding=self.table, home=self.home) if self.beta else None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 
 from acefl.core.errors import require, require_number
 from acefl.core.gate import length
 from acefl.core.optimizers import Optimizer
+from acefl.core.ranges import Choice, Range
 from acefl.core.settings import label, plain, settings_of
 from acefl.core.types import Arrival, State, Vector
 from acefl.rules.base import Audience, Method, Rule, Upload
@@ -69,6 +70,9 @@ class Clipped(Method):
     @property
     def cohort(self) -> int | None:
         return self.inner.cohort
+
+    def searched(self, clients: int) -> Mapping[str, Range | Choice]:
+        return {"threshold": Range(0.1, 10.0)}
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         return ClippedRule(self.inner.build(clients, like, samples), self.threshold)

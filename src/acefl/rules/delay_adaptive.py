@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from acefl.core.ranges import Choice, Range
 from acefl.core.types import Vector
 from acefl.rules.base import Method, Rule
 from acefl.rules.fedbuff import FedBuffRule
@@ -25,6 +26,9 @@ class DelayAdaptiveASGD(Method):
     def __post_init__(self) -> None:
         if self.threshold is not None:
             check_count("threshold", self.threshold)
+
+    def searched(self, clients: int) -> Mapping[str, Range | Choice]:
+        return {"threshold": Range(max(1.0, clients / 8), 8.0 * clients, whole=True)}
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         threshold = self.threshold or clients

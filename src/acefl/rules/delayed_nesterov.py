@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from acefl.core.optimizers import Nesterov
+from acefl.core.ranges import Choice, Range
 from acefl.core.types import Vector
 from acefl.rules.base import Method, Rule
 from acefl.rules.fedbuff import FedBuffRule
@@ -35,6 +36,9 @@ class DelayedNesterov(Method):
     def optimizer(self) -> Nesterov:
         """What the server steps with."""
         return Nesterov(self.beta, self.period, self.c)
+
+    def searched(self, clients: int) -> Mapping[str, Range | Choice]:
+        return {"period": Range(2.0, 50.0, whole=True), "beta": Choice((0.5, 0.9))}
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         return DelayedNesterovRule(like, self.optimizer)

@@ -3,10 +3,11 @@ learning rate that minds the delay."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from acefl.core.optimizers import Adam
+from acefl.core.ranges import Choice, Range
 from acefl.core.types import Arrival, Vector
 from acefl.rules.base import Buffered, Rule
 from acefl.rules.fedbuff import FedBuffRule
@@ -43,6 +44,9 @@ class FADAS(Buffered):
     def optimizer(self) -> Adam:
         """What the server steps with."""
         return Adam(self.beta1, self.beta2, self.epsilon, amsgrad=True)
+
+    def searched(self, clients: int) -> Mapping[str, Range | Choice]:
+        return {"beta1": Choice((0.5, 0.9)), "epsilon": Choice((1e-8, 1e-3))}
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         return FADASRule(like, self.buffer, self.threshold, self.optimizer)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from acefl.core.errors import one_of, require_number
+from acefl.core.ranges import Choice, Range
 from acefl.core.types import Vector
 from acefl.rules.base import Method, Rule, Upload
 from acefl.rules.fedbuff import FedBuffRule
@@ -42,6 +43,9 @@ class FedAsync(Method):
         if self.a is not None:
             require_number("a", self.a, lambda a: a > 0, "a finite number above 0")
         require_number("b", self.b, lambda b: b >= 0, "a finite number of at least 0")
+
+    def searched(self, clients: int) -> Mapping[str, Range | Choice]:
+        return {"alpha": Range(0.1, 1.0, most=1.0), "a": Range(0.1, 2.0)}
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         return FedAsyncRule(like, self._weight)

@@ -3,13 +3,14 @@ anchors, in the same virtual time as the others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from acefl.core.errors import one_of
 from acefl.core.optimizers import Adam
+from acefl.core.ranges import Choice, Range
 from acefl.core.types import Arrival, Vector
 from acefl.rules.base import Audience, Members, Method, Rule
 from acefl.rules.settings import WEIGHTS, check_count, client_weights, empty_vector
@@ -34,6 +35,9 @@ class FedAvg(Method):
         if self.cohort is not None:
             check_count("cohort", self.cohort)
         one_of("weights", self.weights, WEIGHTS)
+
+    def searched(self, clients: int) -> Mapping[str, Range | Choice]:
+        return {"cohort": Range(max(1.0, clients / 16), float(clients), whole=True, most=clients)}
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         rule = FedAvgRule(client_weights(self.weights, clients, samples), like, self.cohort)
@@ -60,6 +64,9 @@ class FedAdam(FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.optimizer  # noqa: B018  # refuses wrong settings
+
+    def searched(self, clients: int) -> Mapping[str, Range | Choice]:
+        return {**super().searched(clients), "beta1": Choice((0.5, 0.9)), "epsilon": Choice((1e-8, 1e-3))}
 
     @property
     def optimizer(self) -> Adam:

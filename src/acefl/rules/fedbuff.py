@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from acefl.core.errors import one_of
+from acefl.core.ranges import Choice, Range
 from acefl.core.types import Arrival, Vector
 from acefl.rules.base import Buffered, Rule
 from acefl.rules.settings import check_count, empty_vector
@@ -31,6 +32,9 @@ class FedBuff(Buffered):
     def __post_init__(self) -> None:
         check_count("buffer", self.buffer)
         one_of("staleness", self.staleness, STALENESS)
+
+    def searched(self, clients: int) -> Mapping[str, Range | Choice]:
+        return {"staleness": Choice(("none", "sqrt"))}
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         weigh = _inverse_root if self.staleness == "sqrt" else _one

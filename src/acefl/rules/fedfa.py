@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from acefl.core.ranges import Choice, Range
 from acefl.core.types import Arrival, Vector
 from acefl.rules.base import Method, Rule, Upload
 from acefl.rules.settings import check_count, empty_vector
@@ -30,6 +31,9 @@ class FedFa(Method):
 
     def __post_init__(self) -> None:
         check_count("window", self.window)
+
+    def searched(self, clients: int) -> Mapping[str, Range | Choice]:
+        return {"window": Range(2.0, float(min(64, max(2, clients))), whole=True)}
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         return FedFaRule(like, self.window)

@@ -4,10 +4,11 @@ everybody, then step once."""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from acefl.core.errors import require, require_number
+from acefl.core.ranges import Choice, Range
 from acefl.core.types import Arrival, Vector
 from acefl.rules.base import Members, Method, Rule
 from acefl.rules.client_means import ClientMeans
@@ -35,6 +36,9 @@ class MaleniaSGD(Method):
     def __post_init__(self) -> None:
         require_number("batch", self.batch, lambda batch: batch >= 1, "a finite number of at least 1")
         require(bool(str(self.home)), "home is empty; allowed: 'memory', 'device' or a path")
+
+    def searched(self, clients: int) -> Mapping[str, Range | Choice]:
+        return {"batch": Range(1.0, 8.0, least=1.0)}
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         return MaleniaSGDRule(clients, ClientMeans(clients, like, self.home), self.batch)

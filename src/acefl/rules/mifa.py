@@ -4,10 +4,11 @@ memorised updates count instead."""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from acefl.core.errors import one_of
+from acefl.core.ranges import Choice, Range
 from acefl.core.types import Arrival, Vector
 from acefl.rules.ace import IncrementalACE
 from acefl.rules.base import Buffered, Rule
@@ -39,6 +40,9 @@ class MIFA(Buffered):
         check_count("buffer", self.buffer)
         check_table(self.table, self.home)
         one_of("warmup", self.warmup, WARMUPS)
+
+    def searched(self, clients: int) -> Mapping[str, Range | Choice]:
+        return {"warmup": Choice(("wait", "seen"))}
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         table = Table(clients, like, encoding=self.table, home=self.home)

@@ -3,9 +3,10 @@ too old."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from acefl.core.ranges import Choice, Range
 from acefl.core.types import Arrival, Vector
 from acefl.rules.base import Method, Rule
 from acefl.rules.fedbuff import FedBuffRule
@@ -28,6 +29,9 @@ class RingmasterASGD(Method):
     def __post_init__(self) -> None:
         if self.threshold is not None:
             check_count("threshold", self.threshold)
+
+    def searched(self, clients: int) -> Mapping[str, Range | Choice]:
+        return {"threshold": Range(max(1.0, clients / 8), 8.0 * clients, whole=True)}
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         return RingmasterASGDRule(like, self.threshold or clients)

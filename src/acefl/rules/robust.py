@@ -6,13 +6,14 @@ update has: the median of each coordinate over all clients can be taken at every
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from acefl.core.errors import one_of, require
+from acefl.core.ranges import Choice, Range
 from acefl.core.types import Vector
 from acefl.rules.ace import DirectACE
 from acefl.rules.base import Method, Rule
@@ -45,6 +46,9 @@ class RobustACE(Method):
         number = isinstance(self.trim, int | float)
         require(number and 0.0 <= self.trim < 0.5, f"trim is {self.trim!r}; allowed: at least 0 and below 0.5")
         one_of("warmup", self.warmup, WARMUPS)
+
+    def searched(self, clients: int) -> Mapping[str, Range | Choice]:
+        return {"aggregate": Choice(("median", "trimmed")), "trim": Range(0.05, 0.4, most=0.49)}
 
     def build(self, clients: int, like: Vector, samples: Sequence[int] | None = None) -> Rule:
         trim = None if self.aggregate == "median" else self.trim

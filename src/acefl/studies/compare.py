@@ -240,6 +240,7 @@ class _Contender:
                     )
                     for rate in rates
                 ]
+            self.objective.check_found(self.name, self.search.scores.values())
             self.plan = dataclasses.replace(self.plan, lr=self.search.best)
         if folder is None:
             return []

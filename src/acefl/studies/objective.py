@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from acefl.core.metrics import check_measured, is_larger_better
@@ -11,6 +13,8 @@ from acefl.core.types import Step
 from acefl.runs.evaluation import Evaluator, by_task
 from acefl.runs.record import Run
 from acefl.tasks.base import Task
+
+log = logging.getLogger("acefl")
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,11 @@ class Objective:
         """The metric at the end; the worst if the run diverged or has no such number."""
         found = math.nan if run.diverged else run.final.get(self.metric, math.nan)
         return found if math.isfinite(found) else self.worst
+
+    def check_found(self, who: str, scores: Iterable[float]) -> None:
+        """Say so where no trial ended with a number: the settings that a search then returns mean nothing."""
+        if not any(map(math.isfinite, scores)):
+            log.warning("%s: no trial ended with a finite %s, so its tuned settings mean nothing", who, self.metric)
 
     def cost(self, score: float) -> float:
         """The score as a search takes it: smaller is better."""

@@ -1,5 +1,7 @@
 """Successive halving: a learning rate, and tau or buffer where a method has them, within a budget known beforehand.
 
+Or all settings that the method says matter (`Method.searched`), within the same budget.
+
 Trials start with a quarter of a run; about half of them go on to half a run, and about half of these to a whole one. A
 first generation of trials is spread evenly over wide ranges, the next ones over a quarter of the range around the best
 so far. What is tried depends on earlier scores and on nothing else, so one worker and many give the same answer, and a
@@ -19,6 +21,7 @@ from acefl import report
 from acefl.core.errors import require
 from acefl.core.files import is_new, write_json
 from acefl.core.progress import Progress, shown
+from acefl.core.ranges import Choice, Range, written
 from acefl.core.rule import Method
 from acefl.core.settings import label, settings_of
 from acefl.core.stop import Stop
@@ -41,31 +44,14 @@ GENERATION = 8
 _ROUND_TRIP = sum(QUARTERS) / WHOLE  # what a trial costs that goes all the way: each stage runs from the start
 _OCTAVES = 14.0  # of learning rates, around the centre
 _LOG = "tuning.jsonl"
-
-
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """Where a setting is looked for, on a log scale."""
-
-    low: float
-    high: float
-    whole: bool = False  # a whole number of at least 1
-
-    def at(self, share: float) -> float:
-        value = self.low * (self.high / self.low) ** share
-        return max(1, round(value)) if self.whole else float(f"{value:.4g}")
-
-    def around(self, value: float, part: float) -> Range:
-        """A part of the range with the value in its middle; it may reach beyond an end that turned out too tight."""
-        half = (self.high / self.low) ** (part / 2)
-        return Range(value / half, value * half, self.whole)
+ALL = "all"  # settings that matter to a method
 
 
 @dataclasses.dataclass
 class Trial:
     """One combination of settings and how far it was taken."""
 
-    settings: dict[str, float]
+    settings: dict[str, Any]
     quarters: int = 0  # of a run
     score: float = math.inf  # what the search goes by there; infinite if it diverged
     arrivals: int = 0  # uploads spent on it, all stages together
@@ -75,7 +61,7 @@ class Trial:
 class Tuning:
     """What a search found and what it cost."""
 
-    rule: Method  # with the best tau or buffer
+    rule: Method  # with the best settings
     lr: float
     objective: str
     trials: list[Trial]
@@ -107,7 +93,7 @@ def tune(
     *,
     scenario: Scenario = DEFAULT_SCENARIO,
     stop: Stop = DEFAULT_STOP,
-    over: Sequence[str] | None = None,
+    over: Sequence[str] | str | None = None,
     budget: float = BUDGET,
     lr_centre: float = 0.25,
     by: str | None = None,
@@ -117,7 +103,8 @@ def tune(
 ) -> Tuning:
     """Find a method's settings on the tuning seed, whose data split and schedule no result is reported on.
 
-    over: what is searched beside the learning rate, of `tau` and `buffer`; None: those the method has. budget: how many
+    over: what is searched beside the learning rate; None: `tau` or `buffer` where the method has them; `"all"`: these
+    and what else the method says matters (`Method.searched`), each if it was left at its default. budget: how many
     whole runs the search may cost. With `out` every score is written down as it comes, in `out/tuning.jsonl`, and a
     call with the same settings goes on from there; the end is in `out/tuning.json` and `out/report.html`.
 
@@ -127,7 +114,7 @@ def tune(
         rule: Settings of the method; None: ACE.
         scenario: Speeds, clock and dropouts.
         stop: Budget of a whole run.
-        over: What to search beside the rate.
+        over: What to search beside the rate: names of settings, or `"all"` that matter to the method.
         budget: Whole runs the search may cost.
         lr_centre: Middle of the searched rates.
         by: The metric to search by, such as `heldout_client_loss`; None: the task's objective.
@@ -155,7 +142,7 @@ def tune(
         "scenario": scenario.record(),
         **({"trace": scenario.matched(built.clients, client_names(built)).trace} if scenario.trace is not None else {}),
         "stop": stop.record(),
-        "ranges": {name: [one.low, one.high] for name, one in ranges.items()},
+        "ranges": {name: one.record() for name, one in ranges.items()},
         "budget": budget,
     }
     ledger = _ledger(None if out is None else Path(out), described)
@@ -178,19 +165,37 @@ def check_budget(budget: float) -> None:
 
 
 def search_ranges(
-    rule: Method, clients: int, lr_centre: float = 0.25, over: Sequence[str] | None = None
-) -> dict[str, Range]:
-    """Where to look: rates a factor of 128 either way, tau around the steps of one round trip, buffers up to 64."""
+    rule: Method, clients: int, lr_centre: float = 0.25, over: Sequence[str] | str | None = None
+) -> dict[str, Range | Choice]:
+    """Where to look: rates a factor of 128 either way, tau around the steps of one round trip, buffers up to 64.
+
+    The rest is what the method says of itself.
+    """
     require(math.isfinite(lr_centre) and lr_centre > 0, f"lr is {lr_centre}; allowed: a finite number above 0")
-    known = {
+    settings = settings_of(rule)
+    usual = {
         "tau": Range(max(1.0, clients / 4), 16.0 * clients, whole=True),
         "buffer": Range(1.0, float(min(64, max(2, clients))), whole=True),
     }
-    has = [name for name in known if isinstance(settings_of(rule).get(name), int)]
-    for name in over or ():
-        require(name in has, f"{label(rule)} has no {name!r} to tune; allowed: {', '.join(has) or 'lr alone'}")
+    usual = {name: one for name, one in usual.items() if isinstance(settings.get(name), int)}
+    known: dict[str, Range | Choice] = {**usual, **rule.searched(clients)}
+    for name in known:
+        require(name in settings, f"{label(rule)} has no setting {name!r}, which it says is worth a search")
+    if over == ALL:
+        chosen = [name for name in known if settings[name] == _default(rule, name)]
+    else:
+        require(not isinstance(over, str), f"over is {over!r}; allowed: names of settings, {ALL!r} or None")
+        chosen = [*usual] if over is None else [*over]
+    for name in chosen:
+        require(name in known, f"{label(rule)} has no {name!r} to tune; allowed: {', '.join(known) or 'lr alone'}")
     far = 2.0 ** (_OCTAVES / 2)
-    return {"lr": Range(lr_centre / far, lr_centre * far), **{k: known[k] for k in has if over is None or k in over}}
+    rates = {"lr": Range(lr_centre / far, lr_centre * far)}
+    return {**rates, **{name: one for name, one in known.items() if name in chosen}}
+
+
+def _default(rule: Method, setting: str) -> Any:
+    [field] = [one for one in dataclasses.fields(cast(Any, rule)) if one.name == setting]
+    return field.default
 
 
 def spread_evenly(count: int, dimensions: int, first: int = 0) -> list[list[float]]:
@@ -217,7 +222,7 @@ class _Search:
     def __init__(
         self,
         plan: RunSpec,
-        ranges: dict[str, Range],
+        ranges: dict[str, Range | Choice],
         objective: Objective,
         budget: float,
         ledger: Ledger,
@@ -238,6 +243,7 @@ class _Search:
             self._race(self._ask(count, generation))
             generation += 1
         best, by = _best(self._trials, self._objective).settings, self._objective
+        by.check_found(label(self._plan.rule), (trial.score for trial in self._trials))
         found = Tuning(self._rule(best), best["lr"], by.metric, self._trials, self._budget, self._spent, by.larger)
         return found
 
@@ -295,19 +301,19 @@ class _Search:
 
         self._jobs.run(jobs, recorded=recorded, ended=ended)
 
-    def _spec(self, settings: dict[str, float]) -> RunSpec:
+    def _spec(self, settings: dict[str, Any]) -> RunSpec:
         trial = self._plan.as_trial(evaluations=WHOLE)
         return dataclasses.replace(trial, rule=self._rule(settings), lr=settings["lr"])
 
-    def _rule(self, settings: dict[str, float]) -> Method:
-        rest = {name: int(value) for name, value in settings.items() if name != "lr"}
+    def _rule(self, settings: dict[str, Any]) -> Method:
+        rest = {name: value for name, value in settings.items() if name != "lr"}
         rule: Method = dataclasses.replace(cast(Any, self._plan.rule), **rest) if rest else self._plan.rule
         return rule
 
     def _collect(self, one: Trial, quarters: int, scored: Scored) -> None:
         score, arrivals = scored
         one.quarters, one.score, one.arrivals = quarters, score, one.arrivals + arrivals
-        words = ", ".join(f"{name} {value:.3g}" for name, value in one.settings.items())
+        words = ", ".join(f"{name} {written(value, 3)}" for name, value in one.settings.items())
         self._tell_progress(f"{words}: {quarters}/{WHOLE} of a run")
 
     def _tell_progress(self, last: str) -> None:
