@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -26,3 +28,35 @@ def test_what_was_noted_is_there_in_the_next_life(cut: int, tmp_path: Path) -> N
         log.note(["3"])
     with SendLog(path) as log:
         assert log.counts == kept + Counter(["3"]), "a line that was cut off became part of the next"
+
+
+def test_a_full_disk_makes_tasks_wait_and_leaves_no_half_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, write, room = tmp_path / "sent", os.write, iter([0, 2, 0, 100])
+
+    def full(handle: int, lines: bytes) -> int:
+        left = next(room)
+        if not left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(handle, lines[:left])
+
+    monkeypatch.setattr("acefl.runs.sendlog.TRIES_EVERY", 0.0)
+    with SendLog(path) as log:
+        log.note(["5"])
+        monkeypatch.setattr(os, "write", full)
+        log.note(["123", "7"])
+    assert path.read_bytes() == b"5\n123\n7\n"
+    assert [record.message for record in caplog.records].count(
+        "the disk is full: tasks wait until there is room to note them"
+    ) == 1
+
+
+def test_other_errors_are_not_waited_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(handle: int, lines: bytes) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with SendLog(tmp_path / "sent") as log:
+        monkeypatch.setattr(os, "write", broken)
+        with pytest.raises(OSError, match="Input/output"):
+            log.note(["5"])

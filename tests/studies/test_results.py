@@ -12,6 +12,7 @@ import pytest
 import acefl
 from acefl import ACE, ASGD, Comparison, FedBuff, InvalidInput, Run, Scenario, Stop, report
 from acefl.core.files import CHECKPOINT, UNFINISHED
+from acefl.runs import record
 from acefl.studies.compare import compare
 from acefl.studies.results import Diagnosis, Leaderboard, Search, Sweep
 from acefl.studies.sweep import Grid, sweep
@@ -80,6 +81,9 @@ def test_what_is_interrupted_or_nothing_is_said_in_a_line(begun: str, tmp_path: 
     (tmp_path / begun).mkdir()
     with pytest.raises(InvalidInput, match="holds something interrupted, and nothing finished"):
         acefl.load(tmp_path)
+    for read in (report.build, record.load):
+        with pytest.raises(InvalidInput, match="holds something interrupted, and nothing finished"):
+            read(tmp_path)
     with pytest.raises(InvalidInput, match="missing"):
         acefl.load(tmp_path / "nowhere")
 

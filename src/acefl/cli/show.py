@@ -83,12 +83,16 @@ def job_bar(quiet: bool, ready: Prepared | None = None, then: str = "") -> Itera
 
 @contextmanager
 def telling_how_to_resume(out: Path | None, begun: Path | None = None) -> Iterator[None]:
-    """Say after Ctrl-C that the same command goes on, where something was written down to go on from (in `begun`)."""
+    """Say after Ctrl-C or SIGTERM that the same command goes on, where something was written down (in `begun`)."""
     try:
         yield
-    except KeyboardInterrupt:
-        if out is not None and (begun or out).exists():
-            raise Interrupted(f"interrupted; the same command goes on where it was, in {out}") from None
+    except (KeyboardInterrupt, SystemExit) as ending:
+        if out is None or not (begun or out).exists():
+            raise
+        goes_on = f"interrupted; the same command goes on where it was, in {out}"
+        if isinstance(ending, KeyboardInterrupt):
+            raise Interrupted(goes_on) from None
+        print(goes_on, file=sys.stderr)
         raise
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,12 @@ UNFINISHED = "unfinished"  # that of a comparison in progress, see `acefl.studie
 
 
 @contextlib.contextmanager
-def atomic_directory(target: Path) -> Iterator[Path]:
-    """A directory that appears at `target` complete or not at all; a record that is already there is replaced."""
-    check_replaceable(target)
+def atomic_directory(target: Path, check: Callable[[Path], None] | None = None) -> Iterator[Path]:
+    """A directory that appears at `target` complete or not at all; a record that is already there is replaced.
+
+    check: refuses a place that must not be replaced; None: all but records.
+    """
+    (check or check_replaceable)(target)
     target = target.resolve()
     new_parents = [parent for parent in target.parents if not parent.exists()]
     try:
@@ -69,6 +72,13 @@ def check_replaceable(target: Path, *, goes_on: bool = False) -> None:
         raise InvalidInput(f"{target} exists and is not an acefl record; allowed: a new or empty directory")
     if Path.cwd().is_relative_to(target.resolve()):
         raise InvalidInput(f"{target} is or holds the current directory; allowed: a directory beside or below it")
+
+
+def check_finished(directory: Path) -> None:
+    """Refuse to read what was interrupted as if it were complete, and say how it goes on."""
+    for begun, how in ((UNFINISHED, "call compare again"), (CHECKPOINT, "acefl.resume goes on with it")):
+        if (directory / begun).is_dir():
+            raise InvalidInput(f"{directory} holds something interrupted, and nothing finished; {how}")
 
 
 def _is_ours(directory: Path) -> bool:

@@ -9,11 +9,12 @@ from dataclasses import replace
 
 from acefl.core.errors import require
 from acefl.core.gate import Gate
+from acefl.core.journal import ARRIVED, GAVE_UP, JOINED, LOST, NOBODY, RESTARTED, SENT, Journal
 from acefl.core.optimizers import Optimizer
 from acefl.core.rule import Audience, Rule, Upload
 from acefl.core.schedules import Factor
 from acefl.core.state import snapshot
-from acefl.core.types import Arrival, Event, Joined, Restarted, State, Vector
+from acefl.core.types import Arrival, Event, GaveUp, Joined, Restarted, State, Vector
 
 
 class Server:
@@ -37,6 +38,7 @@ class Server:
         on_arrival, on_dispatch, on_lost: Called as described above.
         optimizer: Makes the step of a direction; None: plain descent.
         schedule: Factor of `lr` by share of the budget.
+        journal: Where everything is noted, in order, that may decide the model; None: nowhere.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Server:
         on_lost: Callable[[int], None] | None = None,
         optimizer: Optimizer | None = None,
         schedule: Factor | None = None,
+        journal: Journal | None = None,
     ) -> None:
         require(math.isfinite(lr) and lr > 0, f"lr is {lr}; allowed: a finite number above 0")
         kind = type(rule).__name__
@@ -68,6 +71,8 @@ class Server:
         self._gate = gate or Gate(clients, self.model)
         self._on_arrival, self._on_dispatch, self._on_lost = on_arrival, on_dispatch, on_lost
         self._schedule = schedule
+        self.journal = journal
+        self._note(JOINED, (clients,))
         own = rule.optimizer
         require(own is None or optimizer is None, f"optimizer is {optimizer}; the method brings its own, {own}")
         chosen = own or optimizer
@@ -95,6 +100,8 @@ class Server:
 
         What is lost or refused leaves no trace, not even in the last bit: the step depends on the admitted alone.
         """
+        if self.journal is not None:
+            self.journal.turn += 1
         if len(events) == 1 and isinstance(events[0], Arrival):
             alone = self._admit(events[0])
             admitted = [] if alone is None else [alone]
@@ -149,6 +156,7 @@ class Server:
         """These clients have been sent the current model."""
         for client in clients:
             self.last_sent[client] = self.version
+        self._note(SENT, clients)
         self.rule.dispatched(clients, self.version)
         if self._on_dispatch is not None:
             self._on_dispatch(clients, self.version)
@@ -161,6 +169,9 @@ class Server:
 
     def give_up(self) -> None:
         """End the round without those who have not reported; they count once they do."""
+        if self.journal is not None:
+            self.journal.turn += 1
+        self._note(GAVE_UP, (NOBODY,))
         self._due = self.rule.give_up() or self._due
 
     def join(self, clients: int, weight: float = 1.0) -> None:
@@ -169,6 +180,7 @@ class Server:
         require(clients >= known, f"clients is {clients}; allowed: at least the {known} known already")
         self.participation.extend([0] * (clients - known))
         self._gate.clients = clients
+        self._note(JOINED, (clients,))
         self.rule.join(clients, weight)
 
     def _take(self, event: Event) -> Arrival | None:
@@ -178,11 +190,16 @@ class Server:
             self.join(event.clients)
             return None
         if isinstance(event, Restarted):
+            self._note(RESTARTED, (NOBODY,))
             self.rule.restart()
+            return None
+        if isinstance(event, GaveUp):
+            self.give_up()
             return None
         if not 0 <= event.client < len(self.participation):
             self.count_refusal(event.client, "unknown-client")
             return None
+        self._note(LOST, (event.client,))
         self._due = self.rule.lost(event.client) or self._due
         if self._on_lost is not None:
             self._on_lost(event.client)
@@ -196,10 +213,15 @@ class Server:
         else:
             self.accepted += 1
             self.participation[arrival.client] += 1
+            self._note(ARRIVED, (arrival.client,))
             arrival = self._gate.shortened(arrival)
         if self._on_arrival is not None:
             self._on_arrival(arrival, reason)
         return None if reason else arrival
+
+    def _note(self, kind: str, clients: Sequence[int]) -> None:
+        if self.journal is not None:
+            self.journal.note(kind, clients, self.version)
 
     def count_refusal(self, client: int, reason: str) -> None:
         """Put a refusal into the books; ids nobody has share one entry, so that inventing them costs no memory."""

@@ -72,7 +72,13 @@ class Restarted:
     """Changes that clients sent no longer add up: from now on each sends a whole update once."""
 
 
-Event = Arrival | Lost | Left | Joined | Restarted  # what a fleet delivers
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """Nobody was at work who could end the round, so it went on without those who were missing: only in a replay, since
+    the loop finds out by itself."""
+
+
+Event = Arrival | Lost | Left | Joined | Restarted | GaveUp  # what a fleet delivers
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ class Fleet(ABC):
 
     virtual: bool = True  # whether time is simulated, so that the fleet can wait for whoever looks
     travels: bool = False  # whether `acknowledge` says how an update travelled
+    loses: bool = False  # whether answers may be lost, so that arrivals alone do not say what was sent
     now: float = 0.0  # virtual or wall-clock time since the start
     on_send: Callable[..., None] | None = None  # told the clients' names, as for SendLog.note, before tasks go out
 
@@ -49,6 +50,11 @@ class Fleet(ABC):
     @abstractmethod
     def clients(self) -> int:
         """How many have been seen so far."""
+
+    @property
+    def at_start(self) -> int:
+        """How many the server starts with; it hears of the others by `Joined`."""
+        return self.clients
 
     @property
     @abstractmethod

@@ -77,6 +77,7 @@ class RayFleet(Fleet):
 
     virtual = False
     travels = True
+    loses = True
 
     def __init__(
         self,
@@ -120,10 +121,24 @@ class RayFleet(Fleet):
         return self._remote.remote(self._source, self._seed)
 
     def ready(self) -> list[int]:
-        """Wait until every actor has built its task; their process ids. Time counts from then on."""
-        processes = self._ray.get([slot.actor.process.remote() for slot in self._slots])
+        """Wait until every actor has built its task; their process ids. Time counts from then on.
+
+        One that dies meanwhile is started again, as later.
+        """
+        asked = [slot.actor.process.remote() for slot in self._slots]
+        processes = [self._process(slot, answer) for slot, answer in zip(self._slots, asked, strict=True)]
         self._began = self._clock()
-        return list(processes)
+        return processes
+
+    def _process(self, slot: _Slot, answer: Any) -> int:
+        while True:
+            try:
+                return int(self._ray.get(answer))
+            except self._ray.exceptions.ActorDiedError as error:
+                self._bury(slot, error)
+                if slot.deaths > self._restarts:
+                    raise
+                answer = slot.actor.process.remote()
 
     @property
     def actors(self) -> list[Any]:

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from acefl.core.errors import InvalidInput, require
+from acefl.core.files import check_finished
 from acefl.core.metrics import Better, Target, declared, direction
 from acefl.runs.record import RunFiles, document
 
@@ -146,6 +147,8 @@ class Comparison:
     def speeds(self) -> str:
         """How far apart clients' speeds were, in words: by what was set, or by what a trace held."""
         source = next((name for name in ("trace", "durations", "devices") if self.scenario.get(name)), None)
+        if self.scenario.get("visits"):
+            return "clients came when they really did"
         if source is not None:
             times = self.runs[0].clients["mean_time"].to_numpy(float)
             told = {"trace": "from a trace", "durations": "as given"}.get(source, f"of {self.scenario[source]}")
@@ -166,6 +169,7 @@ def load(directory: Path) -> Comparison:
         return _comparison(directory)
     if (directory / "config.json").exists():
         return _lone_run(directory)
+    check_finished(directory)
     raise InvalidInput(f"{directory}: neither compare.json nor config.json is here, so it is no recorded run")
 
 

@@ -19,7 +19,7 @@ from acefl.core.errors import InvalidInput
 from acefl.core.files import CHECKPOINT, check_replaceable, sync_directory
 from acefl.core.types import State
 from acefl.runs.checkpoint import Checkpoints
-from acefl.runs.record import Run
+from acefl.runs.record import JOURNAL, Run
 from acefl.runs.sendlog import SendLog
 
 _LOCK, _SENT, _RECORD, _DONE = "lock", "sent", "record", ".checkpoint-done"
@@ -67,7 +67,11 @@ class RunDirectory:
         fresh = self._folder / _RECORD
         shutil.rmtree(fresh, ignore_errors=True)
         run.save(fresh)
-        for name in ("summary.json", "report.html"):  # of an earlier run: from here on its record is not complete
+        for name in (
+            "summary.json",
+            "report.html",
+            JOURNAL,
+        ):  # of an earlier run: from here on its record is not complete
             (self._path / name).unlink(missing_ok=True)
         for file in sorted(fresh.iterdir(), key=lambda file: (file.name == "summary.json", file.name)):
             with open(file, "rb") as content:

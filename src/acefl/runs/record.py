@@ -1,8 +1,9 @@
 """What a run writes, and how it is read again.
 
 A run directory holds `config.json`, `metrics.jsonl` (one line per evaluation), `events.parquet` (one row per arrival),
-`clients.parquet` (one row per client), `summary.json` and `model.safetensors`. Reports read these files and nothing
-else; loading never executes code.
+`clients.parquet` (one row per client), `summary.json` and `model.safetensors`; where answers can be lost, also
+`journal.parquet` (one row per thing that happened to the server, see `acefl.core.journal`). Reports read these files
+and nothing else; loading never executes code.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch
 
 from acefl.core import notebook
 from acefl.core.errors import InvalidInput, require
-from acefl.core.files import atomic_directory, json_object, read_json, read_text, write_json
+from acefl.core.files import atomic_directory, check_finished, json_object, read_json, read_text, write_json
 from acefl.core.metrics import PLACE, Better, Reached, Target, check_measured
 from acefl.core.settings import plain
 from acefl.core.state import blocks, snapshot
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMAT = 1
+JOURNAL = "journal.parquet"
 
 
 class Events:
@@ -153,6 +155,7 @@ class Run:
         refused_by_client: The same for each client; unknown clients as -1.
         wall_seconds: How long it took.
         diverged: Whether it diverged.
+        journal: One row per model sent, arrival, loss and join, in order; None where nothing could be lost.
     """
 
     config: dict[str, Any] = field(repr=False)
@@ -168,6 +171,7 @@ class Run:
     refused_by_client: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)  # unknown clients as -1
     wall_seconds: float = 0.0
     diverged: bool = False
+    journal: pd.DataFrame | None = field(default=None, repr=False)
 
     @property
     def final(self) -> dict[str, float]:
@@ -251,6 +255,8 @@ class Run:
             (into / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
             self.events.to_parquet(into / "events.parquet", index=False)
             pd.DataFrame(self.clients).to_parquet(into / "clients.parquet", index=False)
+            if self.journal is not None:
+                self.journal.to_parquet(into / JOURNAL, index=False)
             write_json(into / "summary.json", self.summary)
             save_file({"model": self.model.cpu().contiguous()}, into / "model.safetensors")
         return Path(directory)
@@ -267,6 +273,8 @@ class RunFiles:
     @classmethod
     def read(cls, directory: Path, needs: Mapping[str, type] | None = None) -> Self:
         """needs: what has to be in the configuration, and of which kind."""
+        if not (directory / "config.json").exists():
+            check_finished(directory)
         config = document(directory / "config.json", needs or {})
         return cls(directory, config, document(directory / "summary.json", {"final": dict}, versioned=False))
 
@@ -329,6 +337,8 @@ def load(directory: str | os.PathLike[str]) -> Run:
     files = RunFiles.read(Path(directory))
     summary, clients = files.summary, files.table("clients.parquet", ["participation"])
     metrics, events, model = files.rows(), files.table("events.parquet"), files.model()
+    noted = (files.directory / JOURNAL).exists()
+    journal = files.table(JOURNAL, ["turn", "kind", "client", "version"]) if noted else None
     try:
         return Run(
             config=files.config,
@@ -344,6 +354,7 @@ def load(directory: str | os.PathLike[str]) -> Run:
             refused_by_client={int(c): dict(why) for c, why in summary.get("refused_by_client", {}).items()},
             wall_seconds=float(summary["wall_seconds"]),
             diverged=bool(summary["diverged"]),
+            journal=journal,
         )
     except _UNREADABLE as problem:
         raise InvalidInput(f"{directory} is not a complete run directory: {_one_line(problem)}") from None

@@ -1,9 +1,9 @@
 """What another method would have done with a recorded run: the same clients, at the same times, on other models.
 
-A record says who arrived when, and on which model. That is all of a federation that does not depend on the method, so
-it can drive the simulator: each client gets the model that is current when it was sent one in the recorded run, and
-arrives when it arrived there. What is learned is computed anew, on the run's own task where acefl can build it, and
-else on a stand-in with as many clients: the data of a real federation never was on the server.
+A record says who was sent a model and who arrived when, and what was lost. That is all of a federation that does not
+depend on the method, so it can drive the simulator: each client gets the model that is current when it was sent one in
+the recorded run, and arrives when it arrived there. What is learned is computed anew, on the run's own task where
+acefl can build it, and else on a stand-in with as many clients: the data of a real federation never was on the server.
 """
 
 from __future__ import annotations
@@ -11,15 +11,20 @@ from __future__ import annotations
 import math
 import os
 from bisect import bisect_left
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from acefl import tasks
 from acefl.core.errors import NothingInFlight, require
+from acefl.core.journal import ARRIVED, GAVE_UP, JOINED, LOST, RESTARTED, SENT
+from acefl.core.loop import run as turns_of
 from acefl.core.names import listed
 from acefl.core.rule import Method, Upload
 from acefl.core.settings import label, plain
 from acefl.core.stop import Stop
-from acefl.core.types import Arrival, Event, State, Vector
+from acefl.core.types import Arrival, Event, GaveUp, Joined, Lost, Restarted, State, Vector
 from acefl.fleets.base import Fleet, Trip
 from acefl.fleets.lazy import LazyWork
 from acefl.fleets.simulated import work_key
@@ -32,6 +37,9 @@ from acefl.tasks.base import Task, client_names
 from acefl.tasks.own import difference
 from acefl.tasks.sources import TaskSource, task_for
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 @dataclass(frozen=True)
 class Sending:
@@ -40,31 +48,71 @@ class Sending:
     client: int
     visit: int  # how often the client had been sent something before
     after: int  # turns that were over when it was sent
+    turn: int | None  # in which it was answered and accepted; None: never
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A federation's history without its models: turns, each with its time and the tasks that arrived in it."""
+    """A federation's history without its models: what was sent when; and turns, each with its time and what came in."""
 
     clients: int
+    at_start: int  # of these
     times: list[float]
-    turns: list[list[Sending]]
-    unanswered: list[Sending]  # under way when the run ended
+    turns: list[list[Sending | Event]]
+    sendings: list[Sending]  # of those after the same turn, who was sent its model first
     tells_dispatches: bool  # not under the sampled clock, where staleness is drawn and nobody is sent anything
 
     @classmethod
     def of(cls, run: Run) -> Trace:
-        """The accepted arrivals of a record, and when each task was sent."""
-        events = run.events
-        require(not events.empty, "the run has no arrivals to replay")
+        """By the record's journal; where there is none nothing was lost, and arrivals say when tasks were sent."""
+        require(not run.events.empty, "the run has no arrivals to replay")
+        require(bool(run.events["accepted"].any()), "the run has no accepted arrivals to replay")
+        return cls._of_arrivals(run) if run.journal is None else cls._of_journal(run, run.journal)
+
+    @classmethod
+    def _of_journal(cls, run: Run, journal: pd.DataFrame) -> Trace:
+        """An arrival answers what its client was last sent: nobody is sent a task while at work on another."""
+        arrived_at = iter(run.events["time"][run.events["accepted"].astype(bool)])
+        times: list[float] = []
+        turns: list[list[int | Event]] = []  # of arrivals, the number of what they answer
+        sent: list[tuple[int, int, int]] = []  # client, visit, after
+        answered: dict[int, int] = {}
+        last: dict[int, int] = {}  # client -> number of what it was sent last
+        visits: Counter[int] = Counter()
+        current = 0  # number of the turn that the last of `turns` is
+        rows = journal[["turn", "kind", "client"]].itertuples(index=False, name=None)
+        _, _, at_start = next(rows)
+        for turn, kind, client in rows:
+            if kind == SENT:
+                last[client] = len(sent)
+                sent.append((client, visits[client], len(turns)))
+                visits[client] += 1
+                continue
+            if turn != current:
+                current = turn
+                times.append(times[-1] if times else 0.0)
+                turns.append([])
+            if kind == ARRIVED:
+                times[-1] = float(next(arrived_at))
+                answered[last[client]] = len(turns) - 1
+                turns[-1].append(last[client])
+            else:
+                turns[-1].append(_event(kind, client))
+        sendings = [Sending(*what, answered.get(number)) for number, what in enumerate(sent)]
+        known = [[sendings[what] if isinstance(what, int) else what for what in turn] for turn in turns]
+        return cls(len(run.participation), int(at_start), times, known, sendings, tells_dispatches=True)
+
+    @classmethod
+    def _of_arrivals(cls, run: Run) -> Trace:
         together = run.config["scenario"].get("clock") not in ("event", "sampled")  # else every arrival is a turn
         visits: dict[int, int] = {}
         times: list[float] = []
         versions: list[int] = []
-        turns: list[list[Sending]] = []
+        turns: list[list[Sending | Event]] = []
+        sendings: list[Sending] = []
         free: dict[int, int] = {}  # client -> turns that were over when it had last arrived
         trained_on: dict[int, int] = {}  # client -> the version its last arrival trained on
-        for row in events.to_dict("records"):
+        for row in run.events.to_dict("records"):
             client, time, version = int(row["client"]), float(row["time"]), int(row["version"])
             visit, visits[client] = visits.get(client, 0), visits.get(client, 0) + 1
             if not row["accepted"]:
@@ -74,21 +122,51 @@ class Trace:
                 versions.append(version)
                 turns.append([])
             after = _turns_over(int(row["trained_on"]), versions, free.get(client, 0), times, row.get("sent"))
-            turns[-1].append(Sending(client, visit, after))
+            sendings.append(Sending(client, visit, after, len(turns) - 1))
+            turns[-1].append(sendings[-1])
             free[client], trained_on[client] = len(turns), int(row["trained_on"])
-        require(bool(turns), "the run has no accepted arrivals to replay")
-        unanswered = []
         for own in run.clients:
             client = int(own["client"])
             last = own.get("last_sent", math.inf)  # an older record does not say: as soon as it was free
             over = max(free.get(client, 0), bisect_left(versions, last) if math.isfinite(last) else 0)
             if last > trained_on.get(client, -1) and over < len(turns):
-                unanswered.append(Sending(client, visits.get(client, 0), over))
-        return cls(len(run.participation), times, turns, unanswered, run.config["scenario"].get("clock") != "sampled")
+                sendings.append(Sending(client, visits.get(client, 0), over, None))
+        clients = len(run.participation)
+        tells = run.config["scenario"].get("clock") != "sampled"
+        return cls(clients, clients, times, turns, _in_order(sendings, clients), tells)
 
     @property
     def arrivals(self) -> int:
-        return sum(map(len, self.turns))
+        return sum(isinstance(what, Sending) for turn in self.turns for what in turn)
+
+    @property
+    def has_losses(self) -> bool:
+        """Whether anything but arrivals happened, or some task was never answered."""
+        other = any(not isinstance(what, Sending) for turn in self.turns for what in turn)
+        return other or any(sending.turn is None for sending in self.sendings)
+
+    @property
+    def ends_with_an_arrival(self) -> bool:
+        return any(isinstance(what, Sending) for what in self.turns[-1])
+
+
+def _event(kind: str, client: int) -> Event:
+    if kind == JOINED:
+        return Joined(client)
+    if kind == LOST:
+        return Lost(client, -1)
+    assert kind in (RESTARTED, GAVE_UP), f"a journal with {kind!r}"
+    return Restarted() if kind == RESTARTED else GaveUp()
+
+
+def _in_order(sendings: list[Sending], clients: int) -> list[Sending]:
+    """Of those sent after the same turn, whoever was free first goes first; given in the order of their arrival."""
+    arrived: dict[int, int] = {}  # client -> its last task
+    before: dict[Sending, int] = {}  # the one that its client did before; for a first one, before all others
+    for number, sending in enumerate(sendings):
+        before[sending] = arrived.get(sending.client, sending.client - clients)
+        arrived[sending.client] = number
+    return sorted(sendings, key=before.__getitem__)
 
 
 def _turns_over(trained_on: int, versions: list[int], free: int, times: list[float], sent: float | None) -> int:
@@ -108,6 +186,7 @@ class ReplayFleet(Fleet):
     travels = True
 
     def __init__(self, trace: Trace, task: Task, seed: int, *, differences: bool = False) -> None:
+        self.loses = trace.tells_dispatches and trace.has_losses
         self._clients = task.clients
         self.now = 0.0
         self._trace, self._seed = trace, seed
@@ -115,23 +194,10 @@ class ReplayFleet(Fleet):
         self._work = LazyWork(task)
         self._turn = 0
         self._version = 0
-        # turns over -> (task, what, turn it arrives in if it does), who was free first being sent its model first
-        self._starts: dict[int, list[tuple[int, Sending, int | None]]] = {}
-        self._numbers: list[list[int]] = []
-        arrived: dict[int, int] = {}  # client -> its last task
-        order: dict[int, int] = {}  # task -> the one its client did before; for a first one, before all others
-        number = 0
-        for turn, sendings in enumerate([*trace.turns, trace.unanswered]):
-            answered = turn < len(trace.turns)
-            if answered:
-                self._numbers.append(list(range(number, number + len(sendings))))
-            for sending in sendings:
-                self._starts.setdefault(sending.after, []).append((number, sending, turn if answered else None))
-                order[number] = arrived.get(sending.client, sending.client - task.clients)
-                arrived[sending.client] = number
-                number += 1
-        for starting in self._starts.values():
-            starting.sort(key=lambda entry: order[entry[0]])
+        self._number = {sending: number for number, sending in enumerate(trace.sendings)}
+        self._starts: dict[int, list[Sending]] = {}  # turns over -> what is sent then
+        for sending in trace.sendings:
+            self._starts.setdefault(sending.after, []).append(sending)
         self._sent: dict[int, tuple[float, int]] = {}  # task -> time and version it was sent with
         self._trips: dict[int, Trip] = {}
         self._uploads = [0] * task.clients
@@ -141,18 +207,22 @@ class ReplayFleet(Fleet):
         return self._clients
 
     @property
+    def at_start(self) -> int:
+        return self._trace.at_start
+
+    @property
     def uploads(self) -> list[int]:
         return self._uploads
 
     def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> list[int] | None:
         self._version = version
         starting = self._starts.pop(self._turn, [])
-        for number, sending, turn in starting:
-            if turn is not None:
-                key = work_key(self._seed, sending.client, sending.visit)
-                self._work.add(number, sending.client, key, model, version, self._trace.times[turn])
+        for sending in starting:
+            if sending.turn is not None:
+                number, key = self._number[sending], work_key(self._seed, sending.client, sending.visit)
+                self._work.add(number, sending.client, key, model, version, self._trace.times[sending.turn])
                 self._sent[number] = self.now, version
-        return [sending.client for _, sending, _ in starting] if self._trace.tells_dispatches else None
+        return [sending.client for sending in starting] if self._trace.tells_dispatches else None
 
     def next(self) -> list[Event]:
         if self._turn == len(self._trace.turns):
@@ -160,11 +230,11 @@ class ReplayFleet(Fleet):
         turn, self._turn = self._turn, self._turn + 1
         self.now = self._trace.times[turn]
         return [
-            self._arrive(number, sending.client)
-            for number, sending in zip(self._numbers[turn], self._trace.turns[turn], strict=True)
+            self._arrive(what) if isinstance(what, Sending) else self._pass(what) for what in self._trace.turns[turn]
         ]
 
-    def _arrive(self, number: int, client: int) -> Arrival:
+    def _arrive(self, sending: Sending) -> Arrival:
+        number, client = self._number[sending], sending.client
         update = self._work.take(number)
         if self._memory is not None:
             update = self._memory.difference(client, update)
@@ -173,6 +243,11 @@ class ReplayFleet(Fleet):
         size = update.numel() * update.element_size()
         self._trips[number] = Trip(sent, size, size)
         return Arrival(client, update, trained_on, self._version, number)
+
+    def _pass(self, event: Event) -> Event:
+        if self._memory is not None and isinstance(event, Restarted):
+            self._memory = ClientMemory()
+        return event
 
     def versions_out(self) -> set[int]:
         return {version for _, version in self._sent.values()}
@@ -198,9 +273,9 @@ def replay(
 ) -> Run:
     """Train by `rule` on the recorded history of a run; `lr` and `task` are the run's own unless given.
 
-    With the run's own task and method this gives the run's own model, bit for bit, if nothing was lost on the way. A
-    task of one's own is named again (`"mymodule:make_task(batch=8)"`), since a record imports nothing; another one than
-    the run's is a stand-in.
+    With the run's own task and method this gives the run's own model, bit for bit, whatever was lost or refused on the
+    way (up to rounding where updates travelled in fewer bits, or as changes). A task of one's own is named again
+    (`"mymodule:make_task(batch=8)"`), since a record imports nothing; another one than the run's is a stand-in.
     """
     recorded = run if isinstance(run, Run) else record.load(run)
     trace = Trace.of(recorded)
@@ -229,7 +304,16 @@ def replay(
         evaluations=evaluations,
         task=built,
     )
-    return run_to_end(training, out=out)
+    return run_to_end(
+        training, out=out, before_last=None if trace.ends_with_an_arrival else lambda: _to_the_end(training)
+    )
+
+
+def _to_the_end(training: Training) -> None:
+    """What happened after the last arrival: a loss may have ended a round, and made a step."""
+    with suppress(NothingInFlight):
+        for step in turns_of(training.server, training.fleet, Stop(arrivals=training.server.accepted + 1)):
+            training.step = step
 
 
 def own_task(run: Run) -> Task:

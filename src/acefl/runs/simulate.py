@@ -57,7 +57,7 @@ def simulate(
         rule: Settings of a method, such as `ACE()`.
         lr: Learning rate of a server step.
         scenario: Speeds, clock and dropouts; None: `Scenario()`.
-        stop: The budget; None: 10,000 arrivals.
+        stop: The budget; None: 10,000 arrivals, or all visits of a scenario that has them.
         seed: Of everything drawn.
         out: Directory to save the run in.
         evaluations: How many.
@@ -78,7 +78,7 @@ def simulate(
             rule,
             lr=lr,
             scenario=scenario or Scenario(),
-            stop=stop or Stop(arrivals=10_000),
+            stop=stop or _usual_stop(scenario),
             seed=seed,
             evaluations=evaluations,
             observers=observers,
@@ -141,9 +141,14 @@ def simulation(
     )
 
 
+def _usual_stop(scenario: Scenario | None) -> Stop:
+    visits = None if scenario is None else scenario.visits
+    return Stop(arrivals=10_000 if visits is None else len(visits))
+
+
 def _expected_updates(task: Task, rule: Method, scenario: Scenario, stop: Stop, seed: int) -> float:
     """About how many updates the budget takes."""
-    limits = []
+    limits = [] if scenario.visits is None else [float(len(scenario.visits))]
     if stop.arrivals is not None:
         limits.append(float(stop.arrivals))
     if stop.steps is not None:
@@ -171,6 +176,8 @@ def _with_rounds(rule: Method, scenario: Scenario, clients: int) -> Scenario:
     """The scenario for a method with rounds: who is drawn for one is who is at work."""
     if not rule.rounds:
         return scenario
+    told = f"{label(rule)} decides who works when, which visits say already; allowed: methods without rounds"
+    require(scenario.visits is None, told)
     require(
         scenario.clock != "sampled",
         f"{label(rule)} waits for its clients, which the sampled clock has none of; allowed: event and tick",

@@ -11,6 +11,7 @@ from typing import Any
 
 from acefl.core.errors import NothingInFlight, require
 from acefl.core.gate import Gate, NormLimit
+from acefl.core.journal import Journal
 from acefl.core.loop import dispatch, run
 from acefl.core.metrics import Reached, check_measured
 from acefl.core.optimizers import Optimizer
@@ -74,15 +75,16 @@ class Training:
         self.method, self.fleet, self.stop, self.task, self.samples = method, fleet, stop, task, samples
         self.observers = list(observers)
         self.events = TravelEvents() if fleet.travels else Events()
+        self.journal = Journal() if fleet.loses else None
         self._arrivals = _Arrivals(fleet, self.events, self.observers)
         clock = str(config.get("scenario", {}).get("clock", "event"))
         self.server = Server(
             model,
-            method.build(fleet.clients, model, samples),
+            method.build(fleet.at_start, model, samples and samples[: fleet.at_start]),
             lr,
-            fleet.clients,
+            fleet.at_start,
             gate=Gate(
-                fleet.clients,
+                fleet.at_start,
                 model,
                 finite=not (fleet.virtual and model.is_cuda),
                 norm=norm_limit,
@@ -93,6 +95,7 @@ class Training:
             on_lost=call_all(methods(self.observers, "lost")),
             optimizer=optimizer,
             schedule=schedule.over(fleet.clients, stop, per_step(method, clock)) if schedule else None,
+            journal=self.journal,
         )
         self.config = configuration(method, lr, stop, model.numel()) | plain(config)
         if norm_limit is not None:
@@ -312,6 +315,7 @@ class Training:
             participation=self._participation,
             clients=self.clients(),
             events=self.events.frame(),
+            journal=self.journal.frame() if self.journal is not None else None,
             refused=dict(self.server.refused),
             refused_by_client={client: dict(why) for client, why in self.server.refused_by_client.items()},
             wall_seconds=self._seconds,
@@ -324,6 +328,7 @@ class Training:
             "fleet": self.fleet.state_dict(),
             "evaluator": self.evaluator.state_dict(),
             "events": self.events.state_dict(),
+            "journal": self.journal.state_dict() if self.journal is not None else None,
             "arrivals": self._arrivals.state_dict(),
             "samples": [[client, count] for client, count in self.sample_counts.items()],
             "observers": [take() for take in methods(self.observers, "state_dict")],
@@ -339,6 +344,7 @@ class Training:
         self.fleet.load_state_dict(state["fleet"])
         self.evaluator.load_state_dict(state["evaluator"])
         self.events.load_state_dict(state["events"])
+        self._load_journal(state.get("journal"))
         self._arrivals.load_state_dict(state["arrivals"])
         self.sample_counts = {client: count for client, count in state["samples"]}
         for give, own in zip(methods(self.observers, "load_state_dict"), state["observers"], strict=True):
@@ -346,6 +352,12 @@ class Training:
         self._last_step, self._seconds = int(state["last_step"]), float(state["seconds"])
         self._look_for_target(self.evaluator.rows)
         self.step = Step(self.server.accepted, self.server.version, self.fleet.now, False)
+
+    def _load_journal(self, state: State | None) -> None:
+        if self.journal is not None and state is not None:
+            self.journal.load_state_dict(state)
+        else:  # a checkpoint of an earlier version: half a journal would be a wrong one
+            self.journal = self.server.journal = None
 
 
 class _Arrivals:

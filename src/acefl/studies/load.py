@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from acefl.core.errors import InvalidInput
-from acefl.core.files import CHECKPOINT, UNFINISHED
 from acefl.runs import record
 from acefl.studies.results import Comparison, Diagnosis, Leaderboard, Recorded, Search, Sweep
 
@@ -30,8 +28,4 @@ def load(directory: str | os.PathLike[str]) -> Any:
     kind = next((kind for name, kind in _KINDS.items() if (folder / name).exists()), None)
     if kind is not None:
         return kind(folder)
-    if not (folder / "config.json").exists():
-        for begun, how in ((UNFINISHED, "call compare again"), (CHECKPOINT, "acefl.resume goes on with it")):
-            if (folder / begun).is_dir():
-                raise InvalidInput(f"{folder} holds something interrupted, and nothing finished; {how}")
     return record.load(folder)

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from tests.fleets.flower.fake_grid import FIRST_NODE, FakeGrid, Spoil
 from tests.fleets.flower.test_bad_answers import CLIENTS, OPTIMA, START, Federated, error
 
-from acefl import ACE, ACED
+from acefl import ACE, ACED, ASGD, FedBuff
 from acefl.core.errors import NothingInFlight
+from acefl.core.rule import Method
 from acefl.fleets.flower.fleet import Wires
 from acefl.fleets.flower.held import Held
 
@@ -68,6 +69,21 @@ def test_nobody_waits_for_a_node_that_dies_before_its_first_answer() -> None:
             break
     assert federated.server.participation == [2, 1, 1, 0]
     assert federated.server.version >= 1
+
+
+@pytest.mark.parametrize("rule", [ACE(warmup="seen"), ACED(tau=4, warmup="seen"), ASGD(), FedBuff(buffer=2)], ids=repr)
+def test_a_node_that_stays_silent_holds_up_nobody(rule: Method) -> None:
+    """It is connected and never answers: every answer of the others is taken in when it comes, and answered at once."""
+    turns: list[list[tuple[int, Spoil | None]]] = [[(turn % 3, None)] for turn in range(30)]
+    federated = Federated(rule, turns)
+    for number, _ in enumerate(federated.federation.advance()):
+        if federated.grid.over:
+            break
+        assert federated.server.accepted == number + 1
+        assert {message.metadata.dst_node_id for message in federated.grid.waiting.values()} == {
+            FIRST_NODE + client for client in range(CLIENTS)
+        }, "somebody has no work"
+    assert federated.server.participation == [10, 10, 10, 0]
 
 
 def test_a_federation_that_everybody_has_left_ends() -> None:
