@@ -1,6 +1,7 @@
 """Apps as Flower's own templates have them become asynchronous by the documented lines: a mod, and `run_async`.
 
-The ClientApps below are written as in quickstart-pytorch and quickstart-sklearn, on data that are made here.
+The ClientApps below are written as in quickstart-pytorch, quickstart-huggingface and quickstart-sklearn, on data
+that are made here.
 """
 
 from __future__ import annotations
@@ -112,6 +113,93 @@ def test_quickstart_pytorch() -> None:
     Net().load_state_dict(state)
     assert int(state["layers.1.num_batches_tracked"]) == 0, "a counter was averaged"
     assert not torch.equal(state["layers.1.running_mean"], torch.zeros(16)), "statistics were not averaged"
+
+
+def text_data(partition: int, samples: int) -> list[dict[str, torch.Tensor]]:
+    """Minibatches of a node, as a DataLoader of tokenised texts gives them: the first word of a text says its kind."""
+    draw = torch.Generator().manual_seed(partition)
+    ids = torch.randint(1, 30, (samples, 6), generator=draw)
+    whole = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": (ids[:, 0] > 15).long()}
+    return [{name: values[start : start + 10] for name, values in whole.items()} for start in range(0, samples, 10)]
+
+
+def classifier(name: str) -> nn.Module:
+    """A BERT of no size at all, as `AutoModelForSequenceClassification.from_pretrained(name)` would load a real one."""
+    transformers = pytest.importorskip("transformers")
+    assert name == "bert-tiny"
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=30, num_labels=2, **sizes))  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def judged(net: nn.Module, batches: list[dict[str, torch.Tensor]]) -> dict[str, float]:
+    net.eval()
+    outputs = [net(**batch) for batch in batches]
+    pairs = zip(outputs, batches, strict=True)
+    right = [(found.logits.argmax(1) == batch["labels"]).float().mean() for found, batch in pairs]
+    loss = sum(float(found.loss) for found in outputs) / len(outputs)
+    return {"eval_loss": loss, "eval_acc": float(sum(right)) / len(right)}
+
+
+def node_samples(partition: int) -> int:
+    return 40 + 40 * partition
+
+
+def huggingface_client(message: Message, context: Context) -> Message:
+    """quickstart-huggingface: a sequence classifier by name from the run config, AdamW, the whole state dict."""
+    net = classifier(str(context.run_config["model-name"]))
+    net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    partition = int(context.node_config["partition-id"])
+    batches = text_data(partition, node_samples(partition))
+    samples = {"num-examples": node_samples(partition)}
+    if message.metadata.message_type == "evaluate":
+        metrics = MetricRecord({**judged(net, batches), **samples})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=float(context.run_config["local-lr"]))
+    net.train()
+    for batch in batches:
+        loss = net(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    metrics = MetricRecord({"train_loss": float(loss), **samples})
+    return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
+
+
+def test_quickstart_huggingface() -> None:
+    """Settings come by the run config; nodes' metrics are weighted by their samples, as Flower's strategies do it."""
+    torch.manual_seed(0)
+    grid = InTurn(huggingface_client, 3)
+    for context in grid.contexts.values():
+        context.run_config = {"model-name": "bert-tiny", "local-lr": 0.01}
+
+    def global_evaluate(version: int, arrays: ArrayRecord) -> MetricRecord:
+        net = classifier("bert-tiny")
+        net.load_state_dict(arrays.to_torch_state_dict())
+        return MetricRecord(judged(net, text_data(99, 100)))
+
+    result = run_async(
+        grid=grid,
+        rule=ACED(tau=20, warmup="seen"),
+        initial_arrays=ArrayRecord(classifier("bert-tiny").state_dict()),
+        stop=Stop(arrivals=30),
+        nodes=3,
+        evaluate_fn=global_evaluate,
+        evaluations=2,
+        surveys=1,
+        drain=20.0,
+    )
+    server = result.evaluate_metrics_serverapp
+    assert server[0]["eval_acc"] < 0.7
+    assert server[max(server)]["eval_acc"] > 0.85
+    net = classifier("bert-tiny")
+    net.load_state_dict(result.arrays.to_torch_state_dict())
+    own = [judged(net, text_data(partition, node_samples(partition))) for partition in range(3)]
+    counts = [node_samples(partition) for partition in range(3)]
+    found = result.evaluate_metrics_clientapp[max(result.evaluate_metrics_clientapp)]
+    for name in ("eval_loss", "eval_acc"):
+        weighted = sum(one[name] * count for one, count in zip(own, counts, strict=True)) / sum(counts)
+        assert found[name] == pytest.approx(weighted, rel=1e-5)
 
 
 def sklearn_client(message: Message, context: Context) -> Message:

@@ -52,8 +52,18 @@ def update(values: Vector) -> ArrayRecord:
     return ArrayRecord({UPDATE: Array("fp32", (values.numel(),), "acefl", values.numpy().tobytes())})
 
 
+def as_array(content: RecordDict, array: ArrayRecord) -> None:
+    """In place of an update within the order's record, one beside it."""
+    content[ORDER] = ConfigRecord({name: value for name, value in content[ORDER].items() if name != UPDATE})
+    content[UPDATE] = array
+
+
 def set_update(values: Vector) -> Spoil:
-    return spoiler(lambda content: content.__setitem__(UPDATE, update(values)))
+    return spoiler(lambda content: as_array(content, update(values)))
+
+
+def set_inline(values: Vector) -> Spoil:
+    return set_order(update=values.numpy().tobytes())
 
 
 def set_order(**changed: object) -> Spoil:
@@ -65,7 +75,7 @@ def error(code: int) -> Spoil:
 
 
 def as_numpy(question: Message, good: Message) -> Message:
-    good.content[UPDATE] = ArrayRecord({UPDATE: Array(torch.ones(DIM).numpy())})
+    as_array(good.content, ArrayRecord({UPDATE: Array(torch.ones(DIM).numpy())}))
     return good
 
 
@@ -81,6 +91,10 @@ BAD: dict[str, tuple[Spoil, str]] = {
     "not a number": (set_update(torch.full((DIM,), math.nan)), "non-finite"),
     "infinite": (set_update(torch.full((DIM,), -math.inf)), "non-finite"),
     "oversized": (set_update(torch.ones(SPARE)), "oversized"),
+    "too short within the record": (set_inline(torch.ones(DIM - 1)), "wrong-shape"),
+    "not a number within the record": (set_inline(torch.full((DIM,), math.nan)), "non-finite"),
+    "oversized within the record": (set_inline(torch.ones(SPARE)), "oversized"),
+    "text within the record": (set_order(update="1, 2, 3"), "no-update"),
     "of another run": (set_order(run="0123456789abcdef"), "foreign-run"),
     "of another task": (set_order(task=10**6), "foreign-task"),
     "of an earlier task": (set_order(task=-5), "foreign-task"),
@@ -88,7 +102,7 @@ BAD: dict[str, tuple[Spoil, str]] = {
     "with a version that is text": (set_order(version="new"), "foreign-task"),
     "with a base nobody asked for": (set_order(base=3), "foreign-base"),
     "without an order": (spoiler(lambda content: content.pop(ORDER)), "no-update"),
-    "without an update": (spoiler(lambda content: content.pop(UPDATE)), "no-update"),
+    "without an update": (set_order(update=0), "no-update"),
     "for another strategy": (plain_reply, "no-update"),
     "of a ClientApp that raised": (error(2), ""),
     "of a node that is gone": (error(5), ""),

@@ -60,7 +60,7 @@ def test_a_federation_with_tls_goes_on_when_a_node_leaves_and_takes_it_in_again(
     assert made.config["scenario"]["uplink"] == "int8"
     dim = made.model.numel()
     assert (made.events["uplink"] < 1.1 * dim + 1000).all(), "int8 updates weigh more than a byte per number"
-    assert (made.events["downlink"] > 4 * dim).all()
+    assert (made.events["downlink"] >= 4 * dim).all()
     assert made.history["accuracy"].iloc[-1] > made.history["accuracy"].iloc[0]
     assert "ACED" in report.build(tmp_path / "out").read_text("utf-8")
     assert not federation._stragglers()

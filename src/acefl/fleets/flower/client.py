@@ -9,14 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
 from acefl.core import rng as keyed
 from acefl.core.errors import require
 from acefl.core.types import Vector
 from acefl.fleets.flower.held import Held
-from acefl.fleets.flower.records import MODEL, NO_BASE, ORDER, UPDATE, ModelLayout, Order, packed, unpacked
+from acefl.fleets.flower.records import (
+    INLINE,
+    MODEL,
+    NO_BASE,
+    ORDER,
+    UPDATE,
+    ModelLayout,
+    Order,
+    packed,
+    unpacked,
+)
 
 Gradient = Vector | Mapping[str, torch.Tensor] | torch.nn.Module
 
@@ -76,12 +86,13 @@ def answer(
 
 def _open(message: Message) -> tuple[ModelLayout, Vector]:
     """The model of a message; one that came packed is put there as the user's arrays."""
-    order, record = Order.read(message.content), message.content[MODEL]
-    assert isinstance(record, ArrayRecord)
-    if ORDER not in record:
+    order, told = Order.read(message.content), message.content[ORDER]
+    record = message.content[MODEL] if MODEL in message.content else told[MODEL]
+    assert isinstance(record, ArrayRecord | bytes)
+    if isinstance(record, ArrayRecord) and ORDER not in record:
         layout = ModelLayout.of(record)
         return layout, layout.flat(record)
-    layout, model = ModelLayout.unpack(record, order.downlink, str(message.content[ORDER]["layout"]))
+    layout, model = ModelLayout.unpack(record, order.downlink, str(told["layout"]))
     message.content[MODEL] = layout.arrays(model)
     return layout, model
 
@@ -100,7 +111,16 @@ def _reply(
         held.keep(base, before, order.task, unpacked(array, order.uplink, update.numel()))
     else:
         array = packed(update, order.uplink, draw)
-    content[UPDATE] = ArrayRecord({UPDATE: array})
-    told = {"run": order.run, "task": order.task, "version": order.version, "base": base, "trained": trained}
-    content[ORDER] = ConfigRecord(told)  # type: ignore[arg-type]
+    told: dict[str, ConfigRecordValues] = {
+        "run": order.run,
+        "task": order.task,
+        "version": order.version,
+        "base": base,
+        "trained": trained,
+    }
+    if order.inline and len(array.data) <= INLINE:
+        told[UPDATE] = array.data
+    else:
+        content[UPDATE] = ArrayRecord({UPDATE: array})
+    content[ORDER] = ConfigRecord(told)
     return Message(content, reply_to=message)

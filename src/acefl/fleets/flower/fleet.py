@@ -27,6 +27,7 @@ from acefl.fleets.flower.records import (
     ORDER,
     Answer,
     Findings,
+    Form,
     ModelLayout,
     Order,
     Refused,
@@ -69,6 +70,9 @@ class Wires:
         require(self.patience > 0, f"patience is {self.patience}; allowed: above 0 seconds")
 
 
+Made = Callable[[Form], ArrayRecord | bytes]  # a model in a form
+
+
 @dataclass
 class _Task:
     node: Node
@@ -99,6 +103,7 @@ class FlowerFleet(Fleet):
 
     virtual = False
     travels = True
+    loses = True
 
     def __init__(
         self,
@@ -197,37 +202,37 @@ class FlowerFleet(Fleet):
             self._sent.update(node.id for node in ready)
             if self.on_send is not None:
                 self.on_send([str(node.id) for node in ready])
-            arrays = self._arrays(model, version)
+            made = self._forms(model, version)
             for node in ready:
                 node.busy = True
-                self._send(node, arrays, version, MessageType.TRAIN)
+                self._send(node, made, version, MessageType.TRAIN)
         return [node.client for node in ready]
 
-    def _arrays(self, model: Vector, version: int) -> Callable[[], ArrayRecord]:
-        """What makes a message's arrays: once per model, in the thread that sends the first of its messages."""
-        snapshot, made, lock = model.clone(), list[ArrayRecord](), Lock()
+    def _forms(self, model: Vector, version: int) -> Made:
+        """What makes the model of a message in a form: once per model, in the thread that first needs it."""
+        snapshot, made, lock = model.clone(), dict[Form, ArrayRecord | bytes](), Lock()
 
-        def make() -> ArrayRecord:
+        def make(form: Form) -> ArrayRecord | bytes:
             with lock:
-                if not made and self.wires.downlink == "fp32":
-                    made.append(self._layout.arrays(snapshot))
-                elif not made:
+                if form not in made:
                     draw = keyed.key(*self._run.encode(), -1 - version)
-                    made.append(self._layout.pack(snapshot, self.wires.downlink, draw))
-            return made[0]
+                    made[form] = self._layout.made(form, snapshot, self.wires.downlink, draw)
+            return made[form]
 
         return make
 
-    def _send(self, node: Node, arrays: Callable[[], ArrayRecord], version: int, kind: str) -> None:
+    def _send(self, node: Node, made: Made, version: int, kind: str) -> None:
         base = self._base.get(node.client, NO_BASE)
         encodings = self.wires.uplink, self.wires.downlink
         order = Order(self._run, self._tasks, version, *encodings, self._differences, base, self._trained)
         task = _Task(node, order, self._clock() - self._began, kind)
         self._tasks += 1
+        form = self._layout.form(self.wires.downlink, unpacks=node.unpacks)
 
         def message() -> Message:
-            layout = "" if self.wires.downlink == "fp32" else self._layout.describe()
-            content = RecordDict({MODEL: arrays(), ORDER: order.record(layout)})
+            layout, model = "" if form is Form.PLAIN else self._layout.describe(), made(form)
+            content = RecordDict({MODEL: model} if isinstance(model, ArrayRecord) else {})
+            content[ORDER] = order.record(layout, model if isinstance(model, bytes) else None)
             if self._config is not None:
                 content["config"] = self._config
             task.downlink = nbytes(content)
@@ -270,6 +275,7 @@ class FlowerFleet(Fleet):
             return None  # not lost: the client is asked again at once, and whoever waits for it goes on waiting
         if isinstance(result, Answer):
             node.last_task = self.now - task.sent
+            node.unpacks = result.trained
             self._answered[order.task] = task, result
             return Arrival(node.client, result.update, order.version, self._version, order.task)
         assert not isinstance(result, Findings)
@@ -367,9 +373,9 @@ class FlowerFleet(Fleet):
         """Ask every connected node to evaluate this model; training goes on beside it."""
         there = self._roster.connected
         self._surveys[version] = Survey(version, {node.client for node in there})
-        arrays = self._arrays(model, version)
+        made = self._forms(model, version)
         for node in there:
-            self._send(node, arrays, version, MessageType.EVALUATE)
+            self._send(node, made, version, MessageType.EVALUATE)
 
     def _surveyed(self, task: _Task, result: Result) -> None:
         survey = self._surveys.get(task.order.version)

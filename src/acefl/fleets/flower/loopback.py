@@ -41,15 +41,26 @@ class Loopback:
     """Use as a context manager; `folder` keeps logs, keys and Flower's home.
 
     With `simulated_nodes` the SuperLink runs apps in Flower's simulation runtime, and there are no SuperNodes.
-    `preloaded` nodes fork ClientApps by `python -m acefl.flower.executor`; others start them as Flower does.
+    `preloaded` nodes fork ClientApps by `python -m acefl.flower.executor`; others start them as Flower does. `host` is
+    where the SuperLink listens. With `durable` it keeps its state in a file, and can be killed and restarted.
     """
 
-    def __init__(self, folder: Path, *, secure: bool = True, simulated_nodes: int = 0, preloaded: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        secure: bool = True,
+        simulated_nodes: int = 0,
+        preloaded: bool = True,
+        host: str = "127.0.0.1",
+        durable: bool = False,
+    ) -> None:
         self.folder = folder.resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.secure = secure
         self._simulated_nodes = simulated_nodes
         self._preloaded = preloaded
+        self._host, self._durable = host, durable
         self.port = free_port()
         programs = Path(sys.executable).parent
         self._environment = {
@@ -61,6 +72,8 @@ class Loopback:
         self._programs = programs
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._node_settings: dict[int, str] = {}
+        self._node_ports: dict[int, str] = {}
+        self._node_network: dict[int, tuple[tuple[str, ...], str]] = {}
 
     def __enter__(self) -> Loopback:
         try:
@@ -96,15 +109,44 @@ class Loopback:
                 *("--ssl-keyfile", str(self.folder / "server.key")),
                 "--enable-supernode-auth",
             ]
-        self._start(
-            "superlink",
-            *("flower-superlink", *security, "--host", "127.0.0.1", "--port", str(self.port)),
+        if self._durable:
+            security += ["--database", str(self.folder / "superlink.sqlite")]
+        self._superlink = (
+            *("flower-superlink", *security, "--host", self._host, "--port", str(self.port)),
             "--disable-runtime-dependency-installation",
         )
+        self.restart_superlink()
+
+    def kill_superlink(self) -> None:
+        """End the SuperLink and its ServerApp by SIGKILL, as if their machine had died."""
+        self._end("superlink", signal.SIGKILL)
+        for process in self.processes("flower-superexec", "flwr-serverapp"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    def restart_superlink(self) -> None:
+        """Start the SuperLink by the command it was started with."""
+        self._start("superlink", *self._superlink)
         self._until(self._answers, "the SuperLink", "superlink")
 
-    def start_node(self, number: int, settings: str) -> None:
-        """Start SuperNode `number` with a node-config such as `partition-id=0 num-partitions=4`."""
+    def processes(self, *programs: str) -> list[int]:
+        """Ours with one of these names."""
+        found = []
+        for process in self._stragglers():
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{process}/cmdline").read_text().split("\0")
+                if any(part.endswith(programs) for part in command[:2]):
+                    found.append(process)
+        return found
+
+    def start_node(
+        self, number: int, settings: str, *, inside: tuple[str, ...] = (), superlink: str = "127.0.0.1"
+    ) -> None:
+        """Start SuperNode `number` with a node-config such as `partition-id=0 num-partitions=4`.
+
+        `inside`: a command that its processes are started by, such as `nsenter ...` for a network of their own, from
+        which the SuperLink is at the address `superlink`.
+        """
         security = ["--insecure"]
         if self.secure:
             key = self.folder / f"node-{number}"
@@ -112,17 +154,38 @@ class Loopback:
                 make_key(key)
                 self.flwr("supernode", "register", f"{key}.pub", NAME)
             security = ["--root-certificates", str(self.folder / "ca.crt"), "--auth-supernode-private-key", str(key)]
-        self._node_settings[number] = settings
+        self._node_settings[number], self._node_network[number] = settings, (inside, superlink)
         port = str(free_port())
         self._start(
             f"node-{number}",
-            *("flower-supernode", *security, "--superlink", f"127.0.0.1:{self.port}"),
+            *("flower-supernode", *security, "--superlink", f"{superlink}:{self.port}"),
             *("--host", "127.0.0.1", "--port", port, "--node-config", settings),
             *("--isolation", "process" if self._preloaded else "subprocess"),
+            inside=inside,
         )
         if self._preloaded:
-            command = ("python", "-m", "acefl.flower.executor", "--runtime-api-address", f"127.0.0.1:{port}")
-            self._start(f"executor-{number}", *command)
+            self._node_ports[number] = port
+            self._start_executor(number)
+
+    def _start_executor(self, number: int) -> None:
+        address = f"127.0.0.1:{self._node_ports[number]}"
+        command = ("python", "-m", "acefl.flower.executor", "--runtime-api-address", address)
+        self._start(f"executor-{number}", *command, inside=self._node_network[number][0])
+
+    def restart_executor(self, number: int) -> None:
+        """Kill what starts a node's ClientApps, with those at work, and start it again."""
+        self._end(f"executor-{number}", signal.SIGKILL)
+        self._start_executor(number)
+
+    def executor(self, number: int) -> int:
+        """The process that starts a node's ClientApps."""
+        return self._processes[f"executor-{number}"].pid
+
+    def signal_node(self, number: int, which: signal.Signals) -> None:
+        """Send a signal to a node's processes."""
+        for name in (f"node-{number}", f"executor-{number}"):
+            if name in self._processes:
+                os.killpg(self._processes[name].pid, which)
 
     def kill_node(self, number: int, how: signal.Signals = signal.SIGKILL) -> None:
         """End a node and all that it runs, as if its machine had died."""
@@ -131,7 +194,8 @@ class Loopback:
 
     def restart_node(self, number: int) -> None:
         """Start a node again with the key and the settings it had."""
-        self.start_node(number, self._node_settings[number])
+        inside, superlink = self._node_network[number]
+        self.start_node(number, self._node_settings[number], inside=inside, superlink=superlink)
 
     def is_running(self, number: int) -> bool:
         process = self._processes.get(f"node-{number}")
@@ -202,18 +266,12 @@ class Loopback:
 
     def _stragglers(self) -> list[int]:
         """Processes that Flower started in sessions of their own: they have our Flower home in their environment."""
-        mark = f"FLWR_HOME={self._environment['FLWR_HOME']}".encode()
-        found = []
-        for entry in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):
-                if mark in entry.read_bytes().split(b"\0"):
-                    found.append(int(entry.parent.name))
-        return found
+        return processes_with(f"FLWR_HOME={self._environment['FLWR_HOME']}")
 
-    def _start(self, name: str, program: str, *arguments: str) -> None:
+    def _start(self, name: str, program: str, *arguments: str, inside: tuple[str, ...] = ()) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                [str(self._programs / program), *arguments],
+                [*inside, str(self._programs / program), *arguments],
                 env=self._environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -246,6 +304,16 @@ class Loopback:
             if self._processes[name].poll() is not None or time.monotonic() > until:
                 raise AceflError(f"{what} did not start:\n{self.log(name)}")
             time.sleep(0.2)
+
+
+def processes_with(variable: str) -> list[int]:
+    """Processes that were started with this in their environment, as `NAME=value`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if variable.encode() in entry.read_bytes().split(b"\0"):
+                found.append(int(entry.parent.name))
+    return found
 
 
 def free_port() -> int:

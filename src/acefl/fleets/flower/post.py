@@ -24,8 +24,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MOST_THREADS = 512  # as many nodes may be stuck in mid-upload before others wait for a thread
-LOOKS_PER_SECOND = 100  # at all messages together, so that many nodes do not swamp the SuperLink with questions
-PATIENT_BY = 1 / 50  # a message is looked after again when this share of its age has passed ...
+LOOKS_PER_SECOND = 40  # at all messages together, so that many nodes do not swamp the SuperLink with questions
+PATIENT_BY = 1 / 20  # a message is looked after again when this share of its age has passed ...
 LEAST, MOST = 0.05, 1.0  # ... but not sooner, and not later, than so many seconds
 
 

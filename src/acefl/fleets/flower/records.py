@@ -3,10 +3,14 @@
 A model goes out as the user's own named arrays, as with Flower's strategies, so that a ClientApp reads it as it always
 did; with a lossy `downlink` it goes out as one packed vector and the client's side of acefl unpacks it first. An update
 comes back as one packed vector. Both carry an `acefl` record that says which task of which run they belong to.
+
+Flower makes requests for every array, record and chunk of a message, on either side, and they are most of what a small
+message costs. So between a server and a client that both know of it, a small vector travels within the `acefl` record.
 """
 
 from __future__ import annotations
 
+import enum
 import io
 import json
 import math
@@ -25,8 +29,18 @@ from acefl.fleets import wire
 ORDER, MODEL, UPDATE = "acefl", "arrays", "update"
 NO_BASE = -1
 MOST_SAMPLES = 2**53  # beyond which a float is no count
+INLINE = 1 << 20  # bytes of the largest vector that travels within a record: those of arrays come in chunks
 _PACKED = "acefl"  # the serialisation type of our packed vectors; Flower only reads its own
 _PLAIN = "numpy.ndarray"
+_HOLD_FLOAT32 = {"float32", "float64"}  # types that change no bit of a float32, as float16 does
+
+
+class Form(enum.Enum):
+    """How a model travels."""
+
+    PLAIN = enum.auto()  # the user's arrays
+    PACKED = enum.auto()  # one vector as an array
+    INLINE = enum.auto()  # one vector within the order
 
 
 class Refused(AceflError):
@@ -49,17 +63,19 @@ class Order:
     differences: bool = False  # client-held ACE: send the change since the task `base`
     base: int = NO_BASE
     trained: bool = False  # only trained arrays are asked for: the learning rate was chosen for these
+    inline: bool = True  # the server reads small updates within the record of the answer
 
-    def record(self, layout: str = "") -> ConfigRecord:
-        return ConfigRecord({**asdict(self), "layout": layout})
+    def record(self, layout: str = "", model: bytes | None = None) -> ConfigRecord:
+        return ConfigRecord({**asdict(self), "layout": layout, **({} if model is None else {MODEL: model})})
 
     @classmethod
     def read(cls, content: RecordDict) -> Order:
         record = content.get(ORDER)
         if not isinstance(record, ConfigRecord):
             raise InvalidInput(f"the message has no {ORDER!r} record: it was not sent by acefl.flower.run_async")
-        known = {field.name: record[field.name] for field in fields(cls) if field.name in record}
-        return cls(**known)  # type: ignore[arg-type]  # a server of an earlier version does not say everything
+        known: dict[str, Any] = {"inline": False}  # a server of an earlier version does not say everything
+        known |= {field.name: record[field.name] for field in fields(cls) if field.name in record}
+        return cls(**known)
 
 
 @dataclass(frozen=True)
@@ -71,6 +87,7 @@ class Answer:
     samples: int
     metrics: dict[str, float]
     nbytes: int
+    trained: bool = False  # made by the mod `send_update`
 
 
 @dataclass(frozen=True)
@@ -100,6 +117,7 @@ class ModelLayout:
         self._entries, self._carried = entries, carried
         self.dim = sum(entry.size for entry in entries if entry.trained)
         require(self.dim > 0, "the model has no arrays of floating-point numbers; allowed: at least one")
+        self._exact = {entry.dtype for entry in entries if entry.trained} <= _HOLD_FLOAT32
 
     @classmethod
     def of(cls, arrays: ArrayRecord) -> ModelLayout:
@@ -147,6 +165,23 @@ class ModelLayout:
             parts.append(torch.zeros(entry.size) if part is None else part.detach().reshape(-1).cpu().float())
         return torch.cat(parts)
 
+    def form(self, encoding: str, *, unpacks: bool) -> Form:
+        """How a model travels with the fewest requests, to a client that is known to unpack it or not.
+
+        Lossy encodings are always packed. Otherwise the client's arrays must hold every number of the vector.
+        """
+        if not (unpacks and self._exact):
+            return Form.PLAIN if encoding == "fp32" else Form.PACKED
+        if not self._carried and wire.nbytes(encoding, self.dim) <= INLINE:
+            return Form.INLINE
+        return Form.PACKED
+
+    def made(self, form: Form, vector: Vector, encoding: str, draw: int) -> ArrayRecord | bytes:
+        """The model in one of its forms."""
+        if form is Form.INLINE:
+            return wire.encode(vector, encoding, draw)
+        return self.arrays(vector) if form is Form.PLAIN else self.pack(vector, encoding, draw)
+
     def pack(self, vector: Vector, encoding: str, draw: int) -> ArrayRecord:
         """One packed vector, and the arrays that are only carried along."""
         record = ArrayRecord({name: array for name, array in self._carried.items()})
@@ -158,10 +193,13 @@ class ModelLayout:
         return json.dumps([[e.name, list(e.shape), e.dtype, e.trained] for e in self._entries])
 
     @classmethod
-    def unpack(cls, record: ArrayRecord, encoding: str, description: str) -> tuple[ModelLayout, Vector]:
+    def unpack(cls, record: ArrayRecord | bytes, encoding: str, description: str) -> tuple[ModelLayout, Vector]:
         entries = [
             _Entry(name, tuple(shape), dtype, trained) for name, shape, dtype, trained in json.loads(description)
         ]
+        if isinstance(record, bytes):
+            layout = cls(entries, {})
+            return layout, wire.decode(record, encoding, layout.dim)
         layout = cls(entries, {e.name: record[e.name] for e in entries if not e.trained})
         return layout, unpacked(record[ORDER], encoding, layout.dim)
 
@@ -179,8 +217,10 @@ def unpacked(array: Array, encoding: str, dim: int) -> Vector:
 
 
 def nbytes(content: RecordDict) -> int:
-    """What the arrays of a message weigh."""
-    return sum(len(array.data) for record in content.array_records.values() for array in record.values())
+    """What the arrays of a message weigh, and vectors within its records."""
+    arrays = sum(len(array.data) for record in content.array_records.values() for array in record.values())
+    values = (value for record in content.config_records.values() for value in record.values())
+    return arrays + sum(len(value) for value in values if isinstance(value, bytes))
 
 
 def read_answer(content: RecordDict, order: Order, dim: int, most: int) -> Answer:
@@ -189,7 +229,10 @@ def read_answer(content: RecordDict, order: Order, dim: int, most: int) -> Answe
     if size > most:
         raise Refused("oversized", size)
     record, update = content.get(ORDER), content.get(UPDATE)
-    if not isinstance(record, ConfigRecord) or not isinstance(update, ArrayRecord) or UPDATE not in update:
+    if not isinstance(record, ConfigRecord):
+        raise Refused("no-update", size)
+    inline = record.get(UPDATE)
+    if not isinstance(inline, bytes) and not (isinstance(update, ArrayRecord) and UPDATE in update):
         raise Refused("no-update", size)
     if record.get("run") != order.run:
         raise Refused("foreign-run", size)
@@ -201,11 +244,15 @@ def read_answer(content: RecordDict, order: Order, dim: int, most: int) -> Answe
     if order.trained and record.get("trained") is not True:
         raise Refused("gradient-without-lr", size)
     try:
-        vector = unpacked(update[UPDATE], order.uplink, dim)
+        if isinstance(inline, bytes):
+            vector = wire.decode(inline, order.uplink, dim)
+        else:
+            assert isinstance(update, ArrayRecord)
+            vector = unpacked(update[UPDATE], order.uplink, dim)
     except InvalidInput:
         raise Refused("wrong-shape", size) from None
     found = read_findings(content)
-    return Answer(vector, base, found.samples, found.metrics, size)
+    return Answer(vector, base, found.samples, found.metrics, size, record.get("trained") is True)
 
 
 def read_findings(content: RecordDict) -> Findings:
