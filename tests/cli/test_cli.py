@@ -124,7 +124,7 @@ def test_every_setting_has_an_option_and_every_option_a_setting() -> None:
     def names(settings: Any) -> set[str]:
         return {field.name for field in dataclasses.fields(settings)}
 
-    assert names(options.ScenarioOptions) == names(timing.Scenario) - {"durations"}  # a file of them is a trace
+    assert names(options.ScenarioOptions) == names(timing.Scenario) - {"durations", "visits"}  # tables, from Python
     assert names(options.StopOptions) == names(Stop)
     everybodys = {name for task in (tasks.digits, tasks.quadratic) for name in inspect.signature(task).parameters}
     assert names(options.TaskOptions) == everybodys - {"seed", "compile"} | {"task"}  # how: in --task "..."
@@ -176,7 +176,7 @@ def test_every_scenario_option_arrives_where_it_belongs(acefl_command: Terminal)
     }
     flags = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     result = acefl_command.json("run", *TINY, "--lr", "0.1", *flags)
-    assert result["scenario"] == {**settings, "trace": None, "devices": None, "durations": None}
+    assert result["scenario"] == {**settings, "trace": None, "devices": None, "durations": None, "visits": None}
     phones = acefl_command.json("run", *TINY, "--lr", "0.1", "--devices", "phones", "--slow", "first")["scenario"]
     assert (phones["devices"], phones["slow"], phones["spread"]) == ("phones", "first", 1.0)
     Path("trace.csv").write_text("client,duration\n" + "".join(f"{client},1\n" for client in range(5)))

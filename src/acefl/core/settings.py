@@ -21,8 +21,8 @@ _SPEEDS = ("delay", "spread", "slow", "fixed")  # settings of a scenario, which 
 
 
 def replaced_settings(scenario: Mapping[str, Any]) -> tuple[str, ...]:
-    """Settings of a scenario that have no effect, since a trace, durations or devices say how long tasks take."""
-    if scenario.get("trace"):
+    """Settings of a scenario without effect, since a trace, visits, durations or devices say how long tasks take."""
+    if scenario.get("trace") or scenario.get("visits"):
         return ("delay", "law", "shape", *_SPEEDS[1:])
     if scenario.get("devices"):
         return ("spread",)

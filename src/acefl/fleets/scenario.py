@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,6 +16,7 @@ from acefl.core.errors import InvalidInput, one_of, require
 from acefl.core.settings import replaced_settings
 from acefl.fleets.devices import DEVICES, task_times
 from acefl.fleets.measured import Entry, measured, ordered, positive, read_trace
+from acefl.fleets.visits import Visit, numbered, visits_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,6 +93,9 @@ class Scenario:
             which tasks vary by `law`; a list is what its tasks take in turn, again and again.
         devices: A capability profile, in place of `spread`: `edge-flowertune` or `phones`; times are multiples of
             `delay`.
+        visits: When clients came and when each was done, in place of all other settings: a DataFrame with columns
+            client, start and end, or rows of these. A client gets the model that is current at the start, and its
+            update is there at the end. Nobody comes at any other time, and the run is over after the last visit.
         concurrency: Clients at work at once; None: all.
         dropout: Share of clients that leave.
         dropout_at: Share of the budget at which they leave.
@@ -108,6 +113,7 @@ class Scenario:
     # durations themselves: replaces delay to fixed
     durations: Mapping[str, float | Sequence[float]] | Sequence[float | Sequence[float]] | pd.DataFrame | None = None
     devices: str | None = None  # replaces spread
+    visits: Sequence[tuple[Any, float, float]] | pd.DataFrame | None = None  # replaces everything else
     concurrency: int | None = None  # clients at work at once; None: all
     dropout: float = 0.0  # fraction of clients that leave ...
     dropout_at: float = 0.5  # ... at this fraction of the budget ...
@@ -139,6 +145,11 @@ class Scenario:
             one_of("devices", self.devices, DEVICES)
         if self.durations is not None:
             object.__setattr__(self, "durations", measured(self.durations))
+        if self.visits is not None:
+            others = (field.name for field in fields(self) if field.name != "visits")
+            beside = self._changed(*others)
+            require(not beside, f"{beside} beside visits, which say when everybody comes; allowed: visits alone")
+            object.__setattr__(self, "visits", visits_of(self.visits))
         if self.trace is not None and not isinstance(self.trace, str | Path):
             object.__setattr__(self, "trace", tuple(_durations(client, own) for client, own in enumerate(self.trace)))
 
@@ -160,6 +171,14 @@ class Scenario:
             return dataclasses.replace(self, durations=ordered(self._measured, clients, names))
         return self
 
+    def came(self, clients: int, names: Sequence[str] | None) -> list[tuple[int, float, float]]:
+        """The visits of the clients by their numbers, in the order in which they began."""
+        return numbered(self._visits, clients, names)
+
+    @property
+    def _visits(self) -> tuple[Visit, ...]:
+        return self.visits or ()  # type: ignore[return-value]  # as `visits_of` has made it
+
     @property
     def _measured(self) -> Mapping[str, Entry] | Sequence[Entry]:
         return self.durations  # type: ignore[return-value]  # as `measured` has made it
@@ -168,6 +187,7 @@ class Scenario:
         """Refuse settings that do not fit the number of clients, or the names they have."""
         if names is not None:
             self.matched(clients, names)
+            self.came(clients, names)
         if self.concurrency is not None:
             require(
                 self.concurrency <= clients,
@@ -181,6 +201,9 @@ class Scenario:
     def expectation(self, clients: int, arrivals_per_step: int = 1) -> str:
         """What staleness to expect, in a sentence, before anything is run."""
         mean = self.mean_staleness(clients, arrivals_per_step)
+        if self.visits is not None:
+            told = f"{len(self._visits):,} visits, one step per {_arrivals(arrivals_per_step)}"
+            return f"visits as given: expect a mean staleness of about {mean:.3g} steps ({told})"
         how = {
             "event": f"{self.busy(clients)} clients at work, one step per {_arrivals(arrivals_per_step)}",
             "tick": "one step per unit of time",
@@ -191,6 +214,10 @@ class Scenario:
     def mean_staleness(self, clients: int, arrivals_per_step: int = 1) -> float:
         """About the mean over arrivals once a run is under way; fast clients weigh more, as they arrive more often."""
         busy = self.busy(clients)
+        if self.visits is not None:
+            ends = [end for _, _, end in self._visits]
+            waits = (place - bisect_right(ends, start, hi=place) for place, (_, start, _) in enumerate(self._visits))
+            return sum(waits) / len(ends) / arrivals_per_step
         if self.clock == "event":
             return (busy - 1) / arrivals_per_step
         durations = Durations(self, clients, seed=0)

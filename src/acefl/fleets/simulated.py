@@ -6,6 +6,7 @@ import heapq
 import itertools
 import math
 from bisect import bisect
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from acefl.core import rng as keyed
@@ -30,6 +31,8 @@ def simulated_fleet(task: Task, scenario: Scenario, seed: int, *, differences: b
     """The fleet for the scenario's clock; `differences` makes clients send the change since their last gradient."""
     scenario.check(task.clients)
     kind = SampledFleet if scenario.clock == "sampled" else SimulatedFleet
+    if scenario.visits is not None:
+        kind = VisitingFleet
     return kind(task, scenario, seed, ClientMemory() if differences else None)
 
 
@@ -41,6 +44,7 @@ class SimulatedFleet(Fleet):
         self._dropout_at, self._rejoin_at = scenario.dropout_at, scenario.rejoin_at
         self._leavers = dropouts(scenario, task.clients, seed)
         self._left = self._back_again = not self._leavers
+        self.loses = bool(self._leavers) and scenario.clock != "sampled"  # under which nobody is sent anything
         self.now = 0.0
         self._seed = seed
         self._keys = [keyed.key(seed, _WORK_STREAM, client) for client in range(task.clients)]  # work_key's first part
@@ -110,11 +114,15 @@ class SimulatedFleet(Fleet):
 
     def _start(self, client: int, model: Vector, version: int) -> None:
         visit, task_id = self._visits[client], self._tasks
+        when = self._due(client, visit)
         self._visits[client] += 1
         self._tasks += 1
-        when = self.now + self.durations.of(client, visit)
         heapq.heappush(self._heap, (when, task_id, client, version))
         self._work.add(task_id, client, keyed.extend(self._keys[client], visit), model, version, when)
+
+    def _due(self, client: int, visit: int) -> float:
+        """When the task that is sent now will have arrived."""
+        return self.now + self.durations.of(client, visit)
 
     def next(self) -> list[Event]:
         if self._departures:
@@ -222,6 +230,41 @@ class SimulatedFleet(Fleet):
         self._work.load_state_dict(state["work"])
         if self._memory is not None:
             self._memory.load_state_dict(state["memory"])
+
+
+class VisitingFleet(SimulatedFleet):
+    """Clients that come when a table says so, whoever the server would like to send a model to.
+
+    A visit that begins is sent the model of the arrivals until then, those of the same moment included. A task's number
+    is the place of its visit by the time it began, so there is no more state than the other clocks have.
+    """
+
+    def __init__(self, task: Task, scenario: Scenario, seed: int, memory: ClientMemory | None) -> None:
+        super().__init__(task, scenario, seed, memory)
+        self._came = scenario.came(task.clients, client_names(task))
+
+    def mean_times(self) -> list[float]:
+        """All the time there was over a client's visits, at least one: the slowest are those who come most rarely."""
+        counts = Counter(client for client, _, _ in self._came)
+        return [max(end for _, _, end in self._came) / max(counts[client], 1) for client in range(self.clients)]
+
+    def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> list[int]:
+        self._version = version
+        self._back.clear()
+        sent = []
+        while self._tasks < len(self._came):
+            client, start, _ = self._came[self._tasks]
+            if self._heap and self._heap[0][0] <= start:
+                break
+            self._start(client, model, version)
+            sent.append(client)
+        return sent
+
+    def _due(self, client: int, visit: int) -> float:
+        return self._came[self._tasks][2]
+
+    def _nothing_in_flight(self) -> NothingInFlight:
+        return NothingInFlight(f"all {len(self._came):,} visits are over")
 
 
 class SampledFleet(SimulatedFleet):

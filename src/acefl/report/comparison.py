@@ -98,6 +98,7 @@ def made(comparison: Comparison) -> dict[str, str | list[str]]:
         "Scenario": settings(_that_matter(comparison.scenario)),
         "Trace": _trace(comparison),
         "Durations": _durations(comparison),
+        "Visits": _visits(comparison),
         "Clock": _CLOCKS.get(clock, clock),
         "Stopped at": settings(comparison.stop),
         "Ended early": _ended_early(comparison),
@@ -134,8 +135,8 @@ def _spread(comparison: Comparison) -> str:
 
 
 def _that_matter(scenario: dict[str, Any]) -> dict[str, Any]:
-    """Beside a trace or durations, what would else make them is no setting of the run; these are told apart."""
-    replaced = (*replaced_settings(scenario), "durations")
+    """Beside a trace, visits or durations, what would else make them is no setting of the run; these are told apart."""
+    replaced = (*replaced_settings(scenario), "durations", "visits")
     return {name: value for name, value in scenario.items() if name not in replaced}
 
 
@@ -151,6 +152,14 @@ def _durations(comparison: Comparison) -> str:
     ]
     more = f", and {len(told) - _MOST_NAMED:,} more clients; they are in config.json" if len(told) > _MOST_NAMED else ""
     return ", ".join(told[:_MOST_NAMED]) + more
+
+
+def _visits(comparison: Comparison) -> str:
+    """When clients came, as it was given: how often, and how long it took."""
+    given = comparison.scenario.get("visits") or ()
+    clients = {client for client, _, _ in given}
+    told = f"{len(given):,} of {len(clients):,} clients, over {given[-1][2]:.3g} units of time" if given else ""
+    return f"{told}; they are in config.json" if told else ""
 
 
 def _trace(comparison: Comparison) -> str:
