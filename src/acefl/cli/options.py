@@ -34,7 +34,7 @@ METHODS = (
 )
 OPTIMIZERS = ("SGD", "Momentum", "Nesterov", "Adam", "Yogi")
 SCHEDULES = ("Constant", "Sqrt", "WarmUp", "Cosine")
-NATURAL = ("chem97", "heart", "hsb82", "insteval", "movielens", "stops")
+NATURAL = ("chem97", "cifar100", "flights", "heart", "hsb82", "insteval", "movielens", "news", "stops")
 TASKS = ("digits", "quadratic", "cifar10", "cifar100", "news20", *(f"natural.{name}" for name in NATURAL))
 PARTITIONS = ("dirichlet", "shards", "pathological", "iid")
 CLOCKS = ("event", "tick", "sampled")

@@ -20,7 +20,7 @@ from acefl.tasks.torch_task import EVALUATION_BATCH, TorchTask
 from acefl.tasks.vision import resnet18, small_cnn
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"resnet18": resnet18, "cnn": small_cnn}
-_ON_CPU = 64  # images in a call when evaluating: more than the caches hold is slower
+ON_CPU = 64  # images in a call when evaluating: more than the caches hold is slower
 EVALUATE_ON = 20  # of each client's own images: all of them would cost more than the training between evaluations
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
@@ -150,10 +150,10 @@ def _cifar(
         batch=batch,
         local=local,
         device=device,
-        prepare=_normaliser(device),
+        prepare=normaliser(device),
         augment=shifted_and_mirrored if augment else None,
         evaluate_on=EVALUATE_ON,
-        evaluation_batch=_ON_CPU if device == "cpu" and norm != "batch" else EVALUATION_BATCH,
+        evaluation_batch=ON_CPU if device == "cpu" and norm != "batch" else EVALUATION_BATCH,
         bf16=bf16,
         channels_last=bf16,
         description={
@@ -199,7 +199,7 @@ def start_from(module: nn.Module, path: str) -> None:
     module.load_state_dict({name: found[name] for name in own if name not in other}, strict=False)
 
 
-def _normaliser(device: str) -> Callable[[torch.Tensor], torch.Tensor]:
+def normaliser(device: str) -> Callable[[torch.Tensor], torch.Tensor]:
     """Pixels to zero mean and unit variance per channel. The constants are on the device already: a CUDA graph that is
     being captured may not fetch them."""
     mean = torch.tensor(_MEAN, device=device).view(3, 1, 1)

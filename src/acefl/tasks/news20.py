@@ -147,9 +147,9 @@ class Classifier(nn.Module):
 class Words(nn.Module):
     """Token ids in, logits out: the sum of what each word says for each group, over the root of how many there are."""
 
-    def __init__(self, padding: int) -> None:
+    def __init__(self, padding: int, vocabulary: int = _VOCABULARY[WORDS]) -> None:
         super().__init__()
-        self.says, self.padding = nn.Embedding(_VOCABULARY[WORDS], CLASSES), padding
+        self.says, self.padding = nn.Embedding(vocabulary, CLASSES), padding
         nn.init.zeros_(self.says.weight)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -171,7 +171,7 @@ def _tokens(folder: str | None, model: str, length: int, strip: bool) -> Tokens:
     """Tokenised once per process, however many tasks are made of it."""
     texts = load(folder, strip)
     if model in _VOCABULARY:
-        train, test = (_checksums(documents, length, _VOCABULARY[model]) for documents in (texts.train, texts.test))
+        train, test = (checksums(documents, length, _VOCABULARY[model]) for documents in (texts.train, texts.test))
         return Tokens(train, test, 0, texts)
     tokenizer = _pretrained(_transformers().AutoTokenizer, model)
     require(tokenizer.pad_token_id is not None, f"model {model} has no padding token; allowed: models that have one")
@@ -183,7 +183,7 @@ def _tokens(folder: str | None, model: str, length: int, strip: bool) -> Tokens:
     return Tokens(ids(texts.train), ids(texts.test), int(tokenizer.pad_token_id), texts)
 
 
-def _checksums(documents: Sequence[str], length: int, words: int) -> torch.Tensor:
+def checksums(documents: Sequence[str], length: int, words: int) -> torch.Tensor:
     """Words by their checksum: no vocabulary to keep, and the same on every machine."""
     ids = torch.zeros(len(documents), length, dtype=torch.int32)
     for row, text in enumerate(documents):

@@ -57,23 +57,23 @@ def resnet18(classes: int = 10, norm: str = "group", width: int = 64) -> nn.Modu
     )
 
 
-def small_cnn(classes: int = 10, norm: str = "group") -> nn.Module:
+def small_cnn(classes: int = 10, norm: str = "group", width: int = 32, hidden: int = 192) -> nn.Module:
     """Three convolutions and a hidden layer: 0.5M parameters."""
     return nn.Sequential(
-        nn.Conv2d(3, 32, 3, padding=1),
-        normalisation(norm, 32),
+        nn.Conv2d(3, width, 3, padding=1),
+        normalisation(norm, width),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1),
-        normalisation(norm, 64),
+        nn.Conv2d(width, 2 * width, 3, padding=1),
+        normalisation(norm, 2 * width),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.Conv2d(64, 128, 3, padding=1),
-        normalisation(norm, 128),
+        nn.Conv2d(2 * width, 4 * width, 3, padding=1),
+        normalisation(norm, 4 * width),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(128 * 16, 192),
+        nn.Linear(4 * width * 16, hidden),
         nn.ReLU(),
-        nn.Linear(192, classes),
+        nn.Linear(hidden, classes),
     )

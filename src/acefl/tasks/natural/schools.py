@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from acefl.tasks.groups import NamedClients, by_group
-from acefl.tasks.natural.tables import HELD_OUT, described, largest, seeded, split, standardised, table, task
+from acefl.tasks.natural.tables import HELD_OUT, described, largest, periodic, seeded, split, standardised, table, task
 from acefl.tasks.torch_task import TorchTask
 
 
@@ -115,19 +115,14 @@ def stops(clients: int | None = None, *, batch: int = 20, seed: int = 0, sha256:
         seed: Of the first model; the split over neighbourhoods and what they hold out are fixed.
         sha256: Of the table, as records have it; another table is refused.
     """
-    import numpy as np
     import pandas as pd
 
     frame = table("carData/MplsStops", sha256)
     when = pd.to_datetime(frame["date"], utc=True).dt.tz_convert("America/Chicago")
-    hour = 2 * np.pi * (when.dt.hour + when.dt.minute / 60) / 24
     noted = pd.get_dummies(frame[["race", "gender", "personSearch"]].fillna("not noted"), dtype=float)
     data = noted.assign(
         neighborhood=frame["neighborhood"],
-        sine=np.sin(hour),
-        cosine=np.cos(hour),
-        sine_twice=np.sin(2 * hour),
-        cosine_twice=np.cos(2 * hour),
+        **periodic("hour", when.dt.hour + when.dt.minute / 60, 24),
         weekend=(when.dt.day_of_week >= 5).astype(float),
         month=standardised(when.dt.month.astype(float)),
         traffic=(frame["problem"] == "traffic").astype(int),

