@@ -4,19 +4,30 @@
     python experiments/leaderboard/publish.py board
 
 Without a directory the docs are written again from the record in the package. `--starts` adds to a record that has none
-what the starting models score: seconds, as nothing is trained.
+what the starting models score: seconds, as nothing is trained. `--cells DIR` makes a directory of the record, so that
+methods the record has not can join it at the cost of their own cells:
+
+    python experiments/leaderboard/publish.py --cells board
+    acefl leaderboard --out board
+    python experiments/leaderboard/publish.py board
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from acefl.core.files import read_json
+from acefl.core.errors import require
+from acefl.core.files import atomic_write, is_new, read_json, write_json
 from acefl.core.stop import Stop
-from acefl.paper.leaderboard import MEANING, SCENARIOS, shortened, write_board
+from acefl.fleets.scenario import Scenario
+from acefl.paper.leaderboard import MEANING, SCENARIOS, cell_name, shortened, write_board
 from acefl.report.metrics import by_key
 from acefl.report.standings import NOT_FOR_CITING, RECORDED, TUNED_BY, Board, written
 from acefl.rules import ASGD
@@ -93,6 +104,19 @@ def add_starts(path: Path) -> None:
     write_board(path, content)
 
 
+def write_cells(content: Mapping[str, Any], folder: Path) -> None:
+    """A board's directory from its record; settings of scenarios that came later stand at their defaults."""
+    require(is_new(folder), f"{folder} is not empty; allowed: a new directory")
+    scenarios = {name: dataclasses.asdict(Scenario(**own)) for name, own in content["scenarios"].items()}
+    kept = ("format", "arrivals", "budget", "seeds", "tasks", "meaning", "tuned", "target", "references")
+    (folder / "cells").mkdir(parents=True)
+    write_json(folder / "board.json", {**{key: content[key] for key in kept if key in content}, "scenarios": scenarios})
+    for row in content["rows"]:
+        path = folder / "cells" / cell_name(row["task"], row["scenario"], row["method"])
+        atomic_write(path, json.dumps(row, allow_nan=False))
+    write_board(folder / RECORDED, dict(content))
+
+
 PLACES = {"docs/index.md": ("leaderboard", front_page), "docs/choosing.md": ("leaders", leaders)}
 
 
@@ -107,7 +131,12 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("directory", nargs="?", type=Path)
     options.add_argument("--starts", action="store_true")
+    options.add_argument("--cells", type=Path, metavar="DIR")
     given = options.parse_args()
+    if given.cells is not None:
+        write_cells(Board.recorded().content, given.cells)
+        print(f"wrote {given.cells}")
+        return
     directory = given.directory
     if directory is not None:
         Board.read(directory)

@@ -40,13 +40,33 @@ def leaderboard(
             "--natural", help="On natural federations, speeds of phones tied to data, independent of it and reversed"
         ),
     ] = False,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FOLDER",
+            help="With --natural: files of a task that comes with none, as heart=data/heart-disease; again for each",
+            show_default=False,
+        ),
+    ] = None,
     arrivals: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Accepted uploads per run", rich_help_panel=options.BUDGET)
-    ] = 6000,
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Accepted uploads per run: 6,000 by default, natural 3,000",
+            show_default=False,
+            rich_help_panel=options.BUDGET,
+        ),
+    ] = None,
     budget: Annotated[
-        float,
-        typer.Option(metavar="N", help="Whole runs that tuning a cell may cost", rich_help_panel=options.BUDGET),
-    ] = 12.0,
+        float | None,
+        typer.Option(
+            metavar="N",
+            help="Whole runs that tuning a cell may cost: 12 by default, natural 8",
+            show_default=False,
+            rich_help_panel=options.BUDGET,
+        ),
+    ] = None,
     seeds: options.Seeds = "5",
     quick: Annotated[
         bool,
@@ -77,12 +97,13 @@ def leaderboard(
 
     Every method is tuned in every cell with the same budget, on a seed that is not
     reported, and then runs on all seeds. Cells land as they finish: killed, it goes
-    on where it was when called again, and a method that joins later costs its own
-    cells only.
+    on where it was when called again, and a method or a task that joins later costs
+    its own cells only.
 
     Examples:
       acefl leaderboard --quick
       acefl leaderboard --natural --quick --out natural-board
+      acefl leaderboard --natural --data heart=data/heart-disease --out natural-board
       acefl leaderboard --workers 16 --out board
       acefl leaderboard --rule mypkg.mymodule:MyRule --out board
       acefl leaderboard --rule mypkg.mymodule:MyRule --only --out mine
@@ -107,6 +128,7 @@ def leaderboard(
             only=only,
             tasks=task or (),
             natural=natural,
+            data=_folders(data or []),
             arrivals=arrivals,
             budget=budget,
             seeds=chosen,
@@ -117,6 +139,16 @@ def leaderboard(
     _print(Board(read_json(out / "leaderboard.json")), json)
     if not json:
         showing.path("report", out / "report.html")
+
+
+def _folders(given: list[str]) -> dict[str, str]:
+    """Folders by the name of their task."""
+    from acefl.core.errors import require
+
+    parts = [text.partition("=") for text in given]
+    for name, sign, folder in parts:
+        require(bool(name and sign and folder), f"data is {name + sign + folder!r}; allowed: NAME=FOLDER")
+    return {name: folder for name, _, folder in parts}
 
 
 def _print(board: object, json: bool) -> None:
@@ -131,4 +163,6 @@ def _print(board: object, json: bool) -> None:
         print(f"This board is {NOT_FOR_CITING}.\n")
     for task in board.tasks:
         print(f"{task}: {board.shown(task)}\n\n{board.markdown(task)}\n")
+        if board.reference(task):
+            print(f"{board.target_words(task)}:\n\n{board.times_markdown(task)}\n")
     print(f"{board.why_bold}\n{board.cost}.")

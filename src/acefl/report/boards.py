@@ -21,8 +21,15 @@ def render(directory: Path) -> str:
         "leaderboard",
         title=f"Leaderboard ({NOT_FOR_CITING})" if board.quick else "Leaderboard",
         subtitle=f"{len(board.methods)} methods · {len(board.scenarios)} scenarios · {len(board.tasks)} tasks",
-        sentences=[*_sentences(board), f"{board.cost}."],
-        tables=[_table(board, task, key) for task, key in shown],
+        sentences=[
+            *_sentences(board),
+            *(f"{task}: {board.target_words(task)}." for task in board.tasks if board.reference(task)),
+            f"{board.cost}.",
+        ],
+        tables=[
+            *(_table(board, task, key) for task, key in shown),
+            *(_times(board, task) for task in board.tasks if board.reference(task)),
+        ],
         figures=[_map(board, task, board.shown(task)) for task in board.tasks],
         seeds=len(board.content["seeds"]),
         why_bold=board.why_bold,
@@ -59,6 +66,15 @@ def _table(board: Board, task: str, key: str) -> Table:
             cells.append(Cell(written(standing, metric), standing is not None and standing.leads))
         rows.append([*cells, Cell(f"{rank:.1f}")])
     return Table(["method", *board.scenarios, "mean rank"], rows, _title(task, key))
+
+
+def _times(board: Board, task: str) -> Table:
+    columns = {name: {one.method: one for one in board.times(task, name)} for name in board.scenarios}
+    rows = []
+    for method in board.ranks(task, board.shown(task)):
+        found = [columns[name].get(method) for name in board.scenarios]
+        rows.append([Cell(method), *(Cell(one.written(), one.leads) if one else Cell("") for one in found)])
+    return Table(["method", *board.scenarios], rows, f"{task}: time to target")
 
 
 def _map(board: Board, task: str, key: str) -> Figure:

@@ -13,7 +13,7 @@ from typing import Any
 
 from acefl.core.errors import require
 from acefl.core.files import read_json
-from acefl.report.metrics import Metric, by_key, held_out
+from acefl.report.metrics import TIME_TO_TARGET, Metric, by_key, held_out
 from acefl.report.statistics import half_width, leaders, why_bold
 
 TUNED_BY: Mapping[str, str] = {"digits": "client_loss", "quadratic": "gap"}  # the objective of each task
@@ -32,6 +32,25 @@ class Standing:
     mean: float  # the geometric mean of a metric that spans orders of magnitude
     half: float  # of the 95 % interval of the mean; of such a metric, the factor either way
     leads: bool  # shown to be better than another method and worse than none, and better than the starting model
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When one method reached a task's target in one scenario."""
+
+    method: str
+    median: float  # virtual time, over all seeds, one that did not get there counting as never; infinite: never
+    reached: int  # seeds that got there
+    seeds: int
+    leads: bool  # shown to be there sooner than another method and later than none
+
+    def written(self, bold: str = "") -> str:
+        """A cell as text."""
+        count = f" ({self.reached} of {self.seeds} seeds)" if self.reached < self.seeds else ""
+        text = (
+            f"{self.median:,.3g}{count}" if math.isfinite(self.median) else f"not reached{count * bool(self.reached)}"
+        )
+        return f"{bold}{text}{bold}" if self.leads else text
 
 
 class Board:
@@ -86,15 +105,25 @@ class Board:
         rows = [row for row in self.content["rows"] if row["task"] == task]
         return tuple(key for key in ALSO_OF_OTHERS if rows and all(key in row["finals"] for row in rows))
 
+    def scores(self, task: str, scenario: str, key: str) -> dict[str, list[float]]:
+        """What methods are compared by, one score per seed, smaller being better; infinite: it diverged.
+
+        Of `time_to_target` the log of the virtual time; infinite: it did not get there.
+        """
+        found = {name: row for name in self.methods if (row := self.cell(task, scenario, name)) is not None}
+        if key == TIME_TO_TARGET:
+            times = {name: row["reached"]["time"] for name, row in found.items() if "reached" in row}
+            return {
+                name: [math.inf if one is None else math.log(max(one, 1e-300)) for one in own]
+                for name, own in times.items()
+            }
+        metric = by_key(key)
+        return {name: metric.scores(row["finals"][key]) for name, row in found.items() if key in row["finals"]}
+
     def column(self, task: str, scenario: str, key: str) -> list[Standing]:
         """Everybody in one scenario, the best mean first; who diverged on a seed comes last."""
-        metric = by_key(key)
-        rows = {
-            method: row
-            for method in self.methods
-            if (row := self.cell(task, scenario, method)) is not None and key in row["finals"]
-        }
-        scores = {method: metric.scores(row["finals"][key]) for method, row in rows.items()}
+        metric, scores = by_key(key), self.scores(task, scenario, key)
+        rows = {method: self._cells[task, scenario, method] for method in scores}
         starts = {method: metric.scores(row.get("starts", {}).get(key, ())) for method, row in rows.items()}
         first = leaders(scores, starts)
         order = sorted(scores, key=lambda method: statistics.fmean(scores[method]))
@@ -121,6 +150,40 @@ class Board:
         for method, rank in ranks.items():
             cells = [written(columns[scenario].get(method), metric, bold="**") for scenario in self.scenarios]
             lines.append(f"| {method} | " + " | ".join(cells) + f" | {rank:.1f} |")
+        return "\n".join(lines)
+
+    def reference(self, task: str) -> Mapping[str, float | None]:
+        """What a task's target is made of: `start`, `centralised` and `target`; empty where it has none."""
+        found: Mapping[str, float | None] = self.content.get("references", {}).get(task, {})
+        return found if found.get("target") is not None else {}
+
+    def target_words(self, task: str) -> str:
+        """A task's target in a sentence."""
+        told, known = self.content["target"], self.reference(task)
+        metric = by_key(told["metric"])
+        return (
+            f"Virtual time until the {metric.heading} was at most {known['target']:.4g}, {told['share']:.0%} of the "
+            f"way from the starting model ({known['start']:.4g}) to one trained with everybody's data in one place "
+            f"({known['centralised']:.4g}): the median over seeds, of which one that did not get there counts as never"
+        )
+
+    def times(self, task: str, scenario: str) -> list[Timing]:
+        """When everybody reached the target in one scenario, the soonest first."""
+        scores = self.scores(task, scenario, TIME_TO_TARGET)
+        first, times = leaders(scores), {name: [math.exp(one) for one in own] for name, own in scores.items()}
+        timings = [
+            Timing(name, statistics.median(own), sum(map(math.isfinite, own)), len(own), name in first)
+            for name, own in times.items()
+        ]
+        return sorted(timings, key=lambda one: (one.median, -one.reached))
+
+    def times_markdown(self, task: str) -> str:
+        """One task's times to its target as a table, in the order of the other one."""
+        columns = {scenario: {one.method: one for one in self.times(task, scenario)} for scenario in self.scenarios}
+        lines = ["| method | " + " | ".join(self.scenarios) + " |", "|---|" + "--:|" * len(self.scenarios)]
+        for method in self.ranks(task, self.shown(task)):
+            cells = [columns[name][method].written("**") if method in columns[name] else "" for name in self.scenarios]
+            lines.append(f"| {method} | " + " | ".join(cells) + " |")
         return "\n".join(lines)
 
     @property
