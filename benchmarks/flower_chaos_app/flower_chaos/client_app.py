@@ -31,9 +31,12 @@ def _order(**changed: object) -> Callable[[RecordDict], None]:
 SPOILED: list[Callable[[RecordDict], None]] = [
     _without("update"),
     _without("acefl"),
+    lambda content: content.clear(),
+    lambda content: content.__setitem__("update", ConfigRecord({"update": "text"})),
     _update(Array(np.array(1.0))),  # no dimensions
     _update(Array("fp32", (task.DIM,), "acefl", b"text, not numbers")),
     _update(Array("fp32", (10**12,), "acefl", b"\0" * 4)),  # a huge shape, declared only
+    _update(Array("int32", (task.DIM,), "numpy.ndarray", b"not what numpy writes")),
     _update(Array("float64", (task.DIM,), "acefl", np.ones(task.DIM).tobytes())),
     _update(Array("fp32", (task.DIM,), "acefl", np.full(task.DIM, np.nan, np.float32).tobytes())),
     _order(run="another"),

@@ -8,7 +8,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from acefl import ACE, Every, Stop
+from acefl import Every, Stop, rules
 from acefl.flower import run_async
 from acefl.runs.live import LivePage
 from acefl.runs.live_log import JsonLines
@@ -36,16 +36,14 @@ class Doubling:
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
-    out = str(config["out"])
     run_async(
         Doubling(grid),  # type: ignore[arg-type]
-        ACE(warmup="seen"),
+        rules.parse(str(config["method"])),
         ArrayRecord({"w": Array(task.start().numpy())}),
         lr=task.LR,
         stop=Stop(time=float(config["seconds"])),
-        nodes=int(config["nodes"]),
-        out=out,
-        checkpoint=Every(arrivals=5),
-        observers=[LivePage(int(config["live"])), JsonLines(f"{out}.jsonl")],
+        out=str(config["out"]),
+        checkpoint=Every(arrivals=1),
+        observers=[LivePage(int(config["live"])), JsonLines(str(config["lines"]))],
         drain=15.0,
     )
