@@ -25,6 +25,7 @@ from experiments.ideas.study import surely_ahead  # noqa: E402
 from experiments.leaderboard.publish import filled  # noqa: E402
 
 from acefl.core.files import atomic_write, read_json  # noqa: E402
+from acefl.core.rule import Method  # noqa: E402
 from acefl.paper.leaderboard import SCENARIOS, TASKS, Cell, stop_of  # noqa: E402
 from acefl.report.metrics import by_key  # noqa: E402
 from acefl.report.standings import TUNED_BY  # noqa: E402
@@ -39,25 +40,28 @@ RESULTS = HERE / "auto.json"
 
 
 def run(workers: int | None) -> None:
-    """Every cell that is not recorded yet."""
-    rules = [*map(parse, (*CORNERS, FIXED)), parse(f"experiments.ideas.auto:{AUTO}")]
-    folder = Path(tempfile.gettempdir()) / "acefl-auto-study"
+    fill([*map(parse, (*CORNERS, FIXED)), parse(f"experiments.ideas.auto:{AUTO}")], RESULTS, workers)
+
+
+def fill(rules: list[Method], results: Path, workers: int | None) -> None:
+    """Every cell of these methods, into one file; a study that was killed goes on where it was."""
+    folder = Path(tempfile.gettempdir()) / f"acefl-{results.stem}-study"
     folder.mkdir(exist_ok=True)
     cells = [
         Cell(
             *(task, name, rule, settings, stop_of(rule, SCENARIOS[name], int(settings["clients"]), ARRIVALS)),
             *(BUDGET, SEEDS, folder / f"{task}-{name}-{label(rule)}.json".replace(" ", "-")),
         )
+        for rule in rules
         for task, settings in TASKS.items()
         for name in CHOSEN
-        for rule in rules
     ]
     waiting = [Job(Cell.fill, cell, cell, f"{label(cell.rule)}: {cell.task}, {cell.scenario}") for cell in cells]
     told = lambda done, known, last: print(f"{done}/{known} {last}", file=sys.stderr)  # noqa: E731
     with open_jobs(workers) as jobs:
         jobs.run(waiting, recorded=lambda job: job.key.path.exists() or None, progress=told)
     rows = [read_json(cell.path) for cell in cells]
-    atomic_write(RESULTS, json.dumps({"arrivals": ARRIVALS, "budget": BUDGET, "seeds": SEEDS, "rows": rows}, indent=1))
+    atomic_write(results, json.dumps({"arrivals": ARRIVALS, "budget": BUDGET, "seeds": SEEDS, "rows": rows}, indent=1))
     shutil.rmtree(folder)
 
 
@@ -72,7 +76,7 @@ def table(recorded: dict[str, Any]) -> str:
             rows = {r["method"]: r for r in recorded["rows"] if (r["task"], r["scenario"]) == (task, scenario)}
             scores = {name: by_key(key).scores(row["finals"][key]) for name, row in rows.items()}
             verdicts.append(verdict(scores))
-            means = [_mean(rows[name]["finals"][key], log=by_key(key).log) for name in methods]
+            means = [mean_of(rows[name]["finals"][key], log=by_key(key).log) for name in methods]
             lines.append(f"| {task}, {scenario} | {' | '.join(means)} | {verdicts[-1]} |")
     better, worse = verdicts.count("better than all"), verdicts.count("worse than the best")
     told = f"Better than all five in {better} of {len(verdicts)} cells, worse than the best in {worse}."
@@ -96,7 +100,7 @@ def verdict(scores: dict[str, list[float]]) -> str:
     return "worse than the best" if surely_ahead(best, scores[AUTO]) > 0 else "cannot be told"
 
 
-def _mean(finals: list[float | None], *, log: bool) -> str:
+def mean_of(finals: list[float | None], *, log: bool) -> str:
     known = [math.nan if value is None else value for value in finals]
     if log:
         return f"{math.exp(sum(map(math.log, known)) / len(known)):.2g}"

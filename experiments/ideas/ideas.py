@@ -21,14 +21,12 @@ from acefl.rules.settings import check_count
 from acefl.table import Accumulator, Table
 
 
-class _Rows(Rule):
-    """Every client's latest update, its model version, and the first round: what all ideas share."""
+class Reports(Rule):
+    """Who has reported, on which model version, and the first round: what all ideas share."""
 
-    saved: ClassVar[tuple[str, ...]] = ("table", "total", "trained_on", "now", "members")
+    saved: ClassVar[tuple[str, ...]] = ("trained_on", "now", "members")
 
-    def __init__(self, clients: int, like: Vector) -> None:
-        self.table = Table(clients, like, home="device" if like.is_cuda else "memory")
-        self.total = Accumulator(like)
+    def __init__(self, clients: int) -> None:
         self.members = Members([1.0] * clients)
         self.trained_on: dict[int, int] = {}
         self.now = 0
@@ -49,12 +47,9 @@ class _Rows(Rule):
 
     def join(self, clients: int, weight: float = 1.0) -> None:
         self.members.join(clients, weight)
-        self.table.grow(clients)
 
     def leave(self, client: int) -> bool:
-        if self.trained_on.pop(client, None) is not None:
-            self.table.add_row(client, self.total, -1.0)
-            self.table.forget(client)
+        self.trained_on.pop(client, None)
         return self.lost(client)
 
     def lost(self, client: int) -> bool:
@@ -71,6 +66,27 @@ class _Rows(Rule):
         return {client: self.now - version for client, version in sorted(self.trained_on.items())}
 
 
+class Rows(Reports):
+    """Every client's latest update, in a table with a running sum."""
+
+    saved: ClassVar[tuple[str, ...]] = (*Reports.saved, "table", "total")
+
+    def __init__(self, clients: int, like: Vector) -> None:
+        super().__init__(clients)
+        self.table = Table(clients, like, home="device" if like.is_cuda else "memory")
+        self.total = Accumulator(like)
+
+    def join(self, clients: int, weight: float = 1.0) -> None:
+        super().join(clients, weight)
+        self.table.grow(clients)
+
+    def leave(self, client: int) -> bool:
+        if client in self.trained_on:
+            self.table.add_row(client, self.total, -1.0)
+            self.table.forget(client)
+        return super().leave(client)
+
+
 @dataclass(frozen=True)
 class DampedACE(Method):
     """The all-client mean, its step shortened when the table is older than usual.
@@ -83,8 +99,8 @@ class DampedACE(Method):
         return DampedRule(clients, like)
 
 
-class DampedRule(_Rows):
-    saved = (*_Rows.saved, "_age_sum", "_steps", "_at")
+class DampedRule(Rows):
+    saved = (*Rows.saved, "_age_sum", "_steps", "_at")
 
     def __init__(self, clients: int, like: Vector) -> None:
         super().__init__(clients, like)
@@ -130,7 +146,7 @@ class FadingACED(Method):
         return FadingRule(self.tau, clients, like)
 
 
-class FadingRule(_Rows):
+class FadingRule(Rows):
     def __init__(self, tau: int, clients: int, like: Vector) -> None:
         super().__init__(clients, like)
         self._tau = tau
@@ -164,7 +180,7 @@ class MomentumACE(Method):
         return MomentumRule(self.blend, clients, like)
 
 
-class MomentumRule(_Rows):
+class MomentumRule(Rows):
     def __init__(self, blend: float, clients: int, like: Vector) -> None:
         super().__init__(clients, like)
         self._blend = blend
