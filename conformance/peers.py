@@ -145,11 +145,52 @@ def flgo() -> Driver:
     return driver
 
 
+class _NVFlare(_Peer):
+    """Its models have versions from 1 on, and it is told of an update's version, so staleness is put into that."""
+
+    def __init__(self, manager: Any, start: list[float], lr: float) -> None:
+        from nvflare.apis.dxo import DXO, DataKind
+        from nvflare.apis.fl_context import FLContext
+
+        super().__init__(start, lr)
+        self._manager, self._context = manager, FLContext()
+        self._manager.fire_event = lambda *_: None  # there is no engine to tell
+        self._manager.initialize_model(DXO(DataKind.WEIGHTS, data={"w": start}), self._context)
+        self._manager.generate_new_model(self._context)
+
+    def absorb(self, client: int, update: list[float], staleness: int) -> tuple[torch.Tensor, bool]:
+        from nvflare.apis.dxo import DXO, DataKind
+        from nvflare.edge.mud import ModelUpdate
+
+        before = self._manager.current_model_version
+        moved = {"dict": {"w": [-self._lr * number for number in update]}, "count": 1}
+        sent = DXO(DataKind.WEIGHT_DIFF, data=moved).to_shareable()
+        self._manager.process_updates(
+            {before - staleness: ModelUpdate(before - staleness, sent, {str(client): 0.0})}, self._context
+        )
+        after = torch.tensor(self._manager.current_model.data["w"])
+        return after, self._manager.current_model_version > before
+
+
+def nvflare() -> Driver:
+    """FedBuff of NVFlare's edge package; its staleness weight is 1 / (1 + sqrt(s))."""
+    from nvflare.edge.assessors.buff_model_manager import BuffModelManager
+
+    def driver(method: str, settings: dict[str, Any], clients: int, start: list[float], lr: float) -> Tried | None:
+        if method != "FedBuff":
+            return None
+        manager = BuffModelManager(settings["buffer"], staleness_weight=settings["staleness"] == "sqrt")
+        return _NVFlare(manager, start, lr)
+
+    return driver
+
+
 def drivers() -> Iterator[tuple[str, Callable[[], Driver]]]:
     yield "appfl, num_clients=1", lambda: appfl(lambda clients: 1, gradients=False)
     yield "appfl, num_clients=1, gradient_based", lambda: appfl(lambda clients: 1, gradients=True)
     yield "appfl, num_clients as many as there are", lambda: appfl(lambda clients: clients, gradients=False)
     yield "flgo", flgo
+    yield "nvflare", nvflare
 
 
 def main() -> None:
