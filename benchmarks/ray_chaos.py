@@ -51,8 +51,9 @@ class Cluster:
         }  # fmt: skip
         self.address = f"127.0.0.1:{free_port()}"
         port = self.address.rpartition(":")[2]
+        self._temporary = tempfile.TemporaryDirectory(prefix="ray-")  # of its own: Ray leaves there where to find it
         head = ("--head", "--port", port, "--num-cpus", "1", "--include-dashboard", "false")
-        self.start(head)
+        self.start((*head, "--temp-dir", self._temporary.name))
         self.start_worker()
 
     def start(self, arguments: tuple[str, ...]) -> None:
@@ -91,6 +92,7 @@ class Cluster:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
             time.sleep(0.5)
+        self._temporary.cleanup()
 
 
 class Chaos:

@@ -67,6 +67,7 @@ class Loopback:
             **os.environ,
             **SETTINGS,
             "FLWR_HOME": str(self.folder / "home"),
+            "RAY_ADDRESS": "local",  # a simulation's own Ray, not one that somebody else left on this machine
             "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",
         }
         self._programs = programs
