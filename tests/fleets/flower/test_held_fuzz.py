@@ -12,7 +12,7 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,7 +140,7 @@ class ByHand(Post[Any, Any]):
     def __len__(self) -> int:
         return len(self._out)
 
-    def send(self, tag: Any, make: Callable[[], Message], quiet: float = 0.0) -> None:
+    def send(self, tag: Any, make: Callable[[], Message], pace: Hashable = None) -> None:
         self._nodes.asked[tag.node.id - FIRST_NODE] += 1
         self._out.append(tag)
 

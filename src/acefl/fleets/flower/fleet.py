@@ -40,9 +40,8 @@ from acefl.fleets.flower.survey import Survey
 
 log = logging.getLogger("acefl")
 
-SCAN = 1.0  # seconds between looks at who is connected
-QUIET = 0.5  # a node's answer is not looked for before this share of the time that its last one took ...
-LONGEST_QUIET = 10.0  # ... or so many seconds: it may have become faster
+SCAN = 1.0  # seconds between looks at who is connected ...
+LISTED = 40  # ... or one for so many nodes, if that is longer: a look lists all of them
 SILENT = (1, 2)  # Flower's codes for a ClientApp that could not be loaded, or raised: it has sent nothing
 SPARE = 1 << 20  # bytes an answer may be larger than its update: metrics, and what the user adds
 
@@ -191,7 +190,7 @@ class FlowerFleet(Fleet):
 
     def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> list[int]:
         self._version, self._newcomers_only = version, newcomers_only
-        if self._clock() - self._scanned >= SCAN:
+        if self._clock() >= self._next_scan:
             self._scan()
         ready = [
             node
@@ -238,11 +237,11 @@ class FlowerFleet(Fleet):
             task.downlink = nbytes(content)
             return Message(content, node.id, kind, ttl=self.wires.ttl)
 
-        self._post.send(task, message, min(QUIET * node.last_task, LONGEST_QUIET))
+        self._post.send(task, message, pace=(node.id, kind))
 
     def next(self) -> list[Event]:
         self._end_if_nothing_can_come()
-        results = self._post.collect(0.0 if self._news else max(0.0, self._scanned + SCAN - self._clock()))
+        results = self._post.collect(0.0 if self._news else max(0.0, self._next_scan - self._clock()))
         self.now = self._clock() - self._began
         if self._differences:
             self._look_for_lost_memories(results)
@@ -274,7 +273,6 @@ class FlowerFleet(Fleet):
             self._refused.append(self._refusal(task, outdated))
             return None  # not lost: the client is asked again at once, and whoever waits for it goes on waiting
         if isinstance(result, Answer):
-            node.last_task = self.now - task.sent
             node.unpacks = result.trained
             self._answered[order.task] = task, result
             return Arrival(node.client, result.update, order.version, self._version, order.task)
@@ -350,6 +348,10 @@ class FlowerFleet(Fleet):
             return read_answer(reply.content, task.order, self._layout.dim, self._most)
         except Refused as refused:
             return refused
+
+    @property
+    def _next_scan(self) -> float:
+        return self._scanned + max(SCAN, self.clients / LISTED)
 
     def _scan(self) -> None:
         """Take in who has joined; what those who left were working on is asked for at once, and found lost."""

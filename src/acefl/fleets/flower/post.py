@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -27,6 +27,8 @@ MOST_THREADS = 512  # as many nodes may be stuck in mid-upload before others wai
 LOOKS_PER_SECOND = 40  # at all messages together, so that many nodes do not swamp the SuperLink with questions
 PATIENT_BY = 1 / 20  # a message is looked after again when this share of its age has passed ...
 LEAST, MOST = 0.05, 1.0  # ... but not sooner, and not later, than so many seconds
+QUIET = 0.9  # no look before this share of the time after which the sender's last answer was still missing ...
+LONGEST_QUIET = 60.0  # ... or so many seconds: it may have become faster
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,12 @@ class Undelivered:
 class _Letter(Generic[T]):
     tag: T
     sent: float
-    quiet: float = 0.0  # seconds after it was sent in which nobody looks for an answer
+    pace: Hashable
+    quiet: float  # seconds after it was sent in which nobody looks for an answer
     message_id: str = ""
     due: float = 0.0
+    looked: float = 0.0  # age at the last look ...
+    missing: float = 0.0  # ... and at the last one that found nothing
     pulling: bool = False
 
 
@@ -75,6 +80,7 @@ class Post(Generic[T, R]):
         self._clock = clock
         self._least = least
         self._letters: dict[int, _Letter[T]] = {}
+        self._quiet: dict[Hashable, float] = {}  # by pace: how long there was certainly no answer to the last message
         self._back: queue.SimpleQueue[tuple[int, str | int | R | Undelivered]] = queue.SimpleQueue()
         self._count = 0
         self._outage = False
@@ -84,10 +90,13 @@ class Post(Generic[T, R]):
         """How many messages are out."""
         return len(self._letters)
 
-    def send(self, tag: T, make: Callable[[], Message], quiet: float = 0.0) -> None:
-        """Push the message that `make` gives; both happen in the pool. No answer is expected in the first `quiet` s."""
+    def send(self, tag: T, make: Callable[[], Message], pace: Hashable = None) -> None:
+        """Push the message that `make` gives; both happen in the pool.
+
+        Messages of one `pace` take about as long as each other to be answered, so nobody looks for answers before.
+        """
         number, self._count = self._count, self._count + 1
-        self._letters[number] = _Letter(tag, self._clock(), quiet)
+        self._letters[number] = _Letter(tag, self._clock(), pace, self._quiet.get(pace, 0.0))
         self._pool.submit(self._push, number, make).add_done_callback(_tell)
 
     def out(self) -> list[T]:
@@ -120,11 +129,13 @@ class Post(Generic[T, R]):
                 letter.due = max(self._clock() + self._least, letter.sent + letter.quiet)
             elif isinstance(what, int):
                 self.foreign += what
-                letter.pulling = False
+                letter.pulling, letter.missing = False, letter.looked
                 letter.due = self._clock() + self._pause(letter)
             else:
                 del self._letters[number]
                 found.append((letter.tag, what))
+                if letter.pace is not None and not isinstance(what, Undelivered):
+                    self._quiet[letter.pace] = _next_quiet(letter)
         return found
 
     def _reports(self, wait: float) -> Iterator[tuple[int, str | int | R | Undelivered]]:
@@ -153,7 +164,7 @@ class Post(Generic[T, R]):
         now = self._clock()
         for number, letter in list(self._letters.items()):
             if letter.message_id and not letter.pulling and letter.due <= now:
-                letter.pulling = True
+                letter.pulling, letter.looked = True, now - letter.sent
                 self._pool.submit(self._pull, number, letter).add_done_callback(_tell)
 
     def _push(self, number: int, make: Callable[[], Message]) -> None:
@@ -179,6 +190,12 @@ class Post(Generic[T, R]):
         except Exception as error:
             self._back.put((number, Undelivered(f"{type(error).__name__}: {error}")))
             raise
+
+
+def _next_quiet(letter: _Letter[T]) -> float:
+    """How long to leave the sender's next message alone: by when this answer was still missing, not by when it was
+    found, since that is later the seldomer one looks. Found at the first look, it may have been there for long."""
+    return min(QUIET * letter.missing, LONGEST_QUIET) if letter.missing else letter.quiet / 2
 
 
 def _tell(future: Future[None]) -> None:

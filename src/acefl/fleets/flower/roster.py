@@ -26,7 +26,6 @@ class Node:
     busy: bool = False
     failures: int = 0  # in a row
     rests_until: float = 0.0
-    last_task: float = 0.0  # seconds from sending the last task that it answered to the answer
     unpacks: bool = False  # whether its last answer was made by our mod, which unpacks models
 
     def facts(self, event: str, **more: str) -> dict[str, dict[str, object]]:
