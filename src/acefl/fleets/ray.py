@@ -4,7 +4,7 @@ Each actor builds the task and works for its share of the clients. It has `depth
 idles while an answer is under way, and no more, so that models are as fresh as they can be: with 4 actors and depth 2
 at most 8 models are out, however many clients there are. For small models a call costs more than the work: `together`
 clients of an actor then work on one model in one call, more arrivals a second for fewer steps. An actor that dies is
-started again and its clients go on; one that keeps dying leaves its clients to the others.
+started again and its clients go on; one that keeps dying without an answer leaves its clients to the others.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class _Slot:
     waiting: deque[int]
     busy: int = 0
     deaths: int = 0
+    in_a_row: int = 0  # deaths since it last answered
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class RayFleet(Fleet):
         self._remote = ray.remote(num_cpus=1, num_gpus=gpus)(_Worker)
         self._source, self._seed, self._clock = source, seed, clock
         self._depth, self._together = depth, together
-        self._restarts = restarts  # of one actor, before its clients move to others
+        self._restarts = restarts  # of one actor without an answer, before its clients move to others
         self._clients = clients
         actors = min(actors, clients)
         self._slots = [_Slot(self._start(), deque(range(slot, clients, actors))) for slot in range(actors)]
@@ -136,7 +137,7 @@ class RayFleet(Fleet):
                 return int(self._ray.get(answer))
             except self._ray.exceptions.ActorDiedError as error:
                 self._bury(slot, error)
-                if slot.deaths > self._restarts:
+                if self._is_given_up(slot):
                     raise
                 answer = slot.actor.process.remote()
 
@@ -247,6 +248,7 @@ class RayFleet(Fleet):
                 self._bury(slot, answer)
             self._rehome(slot, job.clients)
             return [Lost(client, task) for client, task in zip(job.clients, tasks, strict=True)]
+        slot.in_a_row = 0 if alive else slot.in_a_row
         self._rehome(slot, job.clients)
         rows = torch.from_numpy(answer if answer.flags.writeable else answer.copy()).unbind(0)
         trip = Trip(job.sent, answer[0].nbytes, answer[0].nbytes)
@@ -259,23 +261,24 @@ class RayFleet(Fleet):
     def _bury(self, slot: _Slot, error: BaseException) -> None:
         """An actor is dead: start another in its place, or, after too many, leave its clients to the others."""
         slot.deaths += 1
+        slot.in_a_row += 1
         slot.busy = 0
         self._last_death = next(iter(str(error).strip().splitlines()), repr(error))
         log.warning("an actor died for the %d. time: %s", slot.deaths, self._last_death)
-        if slot.deaths <= self._restarts:
-            slot.actor = self._start()
-        else:
+        if self._is_given_up(slot):
             left = list(slot.waiting)
             slot.waiting.clear()
             self._rehome(slot, left)
+        else:
+            slot.actor = self._start()
+
+    def _is_given_up(self, slot: _Slot) -> bool:
+        """Whether it has died again and again without an answer: a fault that a restart does not mend."""
+        return slot.in_a_row > self._restarts
 
     def _rehome(self, slot: _Slot, clients: list[int]) -> None:
         """Put clients in line again: where they were, or where the line is shortest; nowhere if no actor is left."""
-        homes = (
-            [slot]
-            if slot.deaths <= self._restarts
-            else [other for other in self._slots if other.deaths <= self._restarts]
-        )
+        homes = [slot] if not self._is_given_up(slot) else [one for one in self._slots if not self._is_given_up(one)]
         for client in clients if homes else ():
             min(homes, key=lambda home: len(home.waiting)).waiting.append(client)
 
