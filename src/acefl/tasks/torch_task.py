@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 from acefl.core import rng as keyed
 from acefl.core.errors import InvalidInput, one_of, require
 from acefl.core.types import Vector
+from acefl.tasks.adapters import Adapters
 from acefl.tasks.base import Evaluation, Shown
 from acefl.tasks.batch_norm import uses_batch_statistics
 from acefl.tasks.client_data import ClientData, Collate, Columns, join, read
@@ -65,7 +66,8 @@ class TorchTask(Shown):
     local: a client's work in place of one minibatch gradient: `"sgd(lr=0.1, epochs=2)"`, the same as
     `LocalWork("sgd", lr=0.1, epochs=2)`, or `LocalSteps(...)`.
     compute: `one-by-one`, `together` (many client models in one call), or `auto`, which goes by the model's size and
-    the device and not by a stopwatch, so that the same run gives the same bits tomorrow.
+    the device and not by a stopwatch, so that the same run gives the same bits tomorrow. Where linear layers alone are
+    trained on a larger frozen base, as by LoRA, `auto` sends many clients' minibatches through that base at once.
     compile: True compiles what `together` computes, on a CPU with a C++ compiler: faster, and equal within
     1e-5 of the largest entry, not in every bit. `auto` does so in simulations of at least 100,000 gradients, which is
     where compiling pays. A run's record says whether it was; what cannot be compiled is not, and a line says so.
@@ -307,19 +309,27 @@ class TorchTask(Shown):
                 not self._net.channels_last, "compute='together' and channels_last exclude each other; allowed: one"
             )
             return Together(self._functional_loss, self._draw)
-        candidate: Gradients
-        if compute == "auto" and batches and self.device.type == "cuda":
-            candidate = Replayed(self._functional_loss, self._gather, stacked=self._stacks)
-        elif compute == "auto" and batches and self._net.numbers <= _TOGETHER_UP_TO:
-            candidate = Together(self._functional_loss, self._draw)
-        else:
-            return OneByOne(self._gradient, self._draw)
-        try:
-            candidate(self._initial.unsqueeze(0), [0], [0])
-        except Exception as error:  # whatever a user's module does that cannot be traced or captured
-            log.info("gradients are computed one by one: %s does not work here (%s)", candidate.name, error)
-            return OneByOne(self._gradient, self._draw)
-        return candidate
+        alone = OneByOne(self._gradient, self._draw)
+        for candidate in self._candidates() if compute == "auto" and batches else ():
+            try:
+                if isinstance(candidate, Adapters):
+                    candidate.try_against(alone, self._initial, self.clients - 1)
+                else:
+                    candidate(self._initial.unsqueeze(0), [0], [0])
+                return candidate
+            except Exception as error:  # whatever a user's module does that cannot be traced, captured or stacked
+                log.info("gradients are not computed by %s, which does not work here: %s", candidate.name, error)
+        return alone
+
+    def _candidates(self) -> Iterator[Gradients]:
+        """Ways to compute several gradients in one call, best first, each made when those before it did not work."""
+        gpu = self.device.type == "cuda"
+        if not gpu and self._net.numbers <= _TOGETHER_UP_TO:
+            yield Together(self._functional_loss, self._draw)
+        if self._loss is not mean_of_given and Adapters.apply_to(self._net):
+            yield Adapters(self._net, self._output, self._loss, self._draw)
+        if gpu:
+            yield Replayed(self._functional_loss, self._gather, stacked=self._stacks)
 
     @property
     def _stacks(self) -> bool:
@@ -330,6 +340,8 @@ class TorchTask(Shown):
         """How many gradients to compute in one call: one, where batching gains nothing."""
         if isinstance(self.compute, OneByOne):
             return 1
+        if isinstance(self.compute, Adapters):
+            return self.compute.most
         if isinstance(self.compute, Replayed) and not self._stacks:
             return max(1, min(_BESIDE, _BESIDE_PARAMETERS // len(self._net)))
         return 1 << (max(1, min(64, 2**24 // len(self._net))).bit_length() - 1)
