@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from acefl import ACE, Scenario, Stop, simulate
+from acefl.core.errors import InvalidInput
 from acefl.tasks import TorchTask, language_model
 
 transformers = pytest.importorskip("transformers")
@@ -158,10 +159,10 @@ def test_a_client_with_broken_numbers_spoils_nobody_elses(tokenizer: Any, wrong:
 class Head(nn.Module):
     """A frozen base, and layers that are trained."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 600) -> None:
         super().__init__()
-        self.base = nn.Sequential(nn.Linear(5, 600), nn.Tanh(), nn.Linear(600, 600), nn.Tanh())
-        self.between, self.last = nn.Linear(600, 6), nn.Linear(6, 3)
+        self.base = nn.Sequential(nn.Linear(5, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
+        self.between, self.last = nn.Linear(width, 6), nn.Linear(6, 3)
         self.base.requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -223,6 +224,28 @@ def test_any_linear_layers_may_be_trained_weights_and_biases(names: tuple[str, .
 @pytest.mark.parametrize("model", [MixesSamples, UsesItsWeightTwice, SamplesSecond])
 def test_a_module_that_cannot_be_stacked_is_found_out(model: type[Head]) -> None:
     assert heads(model()).compute.name == "one-by-one"
+
+
+def test_on_a_cpu_a_large_base_is_shared_if_that_is_asked_for() -> None:
+    """One gradient of it fills the processor."""
+    model = Head(width=800)
+    assert heads(model).compute.name == "one-by-one"
+    assert heads(model, "adapters").compute.name == "adapters"
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Head().requires_grad_(True), "the model does not fit; allowed: nothing trained but linear layers"),
+        (MixesSamples(), "does not work here .*differ by .*; allowed: auto"),
+        (UsesItsWeightTwice(), "does not work here .*a trained weight is used by sum, not by linear layers alone"),
+    ],
+    ids=["whole", "mixing", "twice"],
+)
+def test_where_it_is_asked_for_and_cannot_be_one_line_says_why(model: nn.Module, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message) as refused:
+        heads(model, "adapters")
+    assert "\n" not in str(refused.value)
 
 
 def test_a_loss_that_only_the_model_knows_is_of_one_client() -> None:

@@ -99,7 +99,8 @@ def language_model(
         local: A client's work per upload, as in "adamw(lr=1e-3, steps=8)"; None: one gradient.
         seed: Of the adapter's first factors.
         device: Where to compute.
-        compute: `auto`: clients' adapters on one base together, where that works and gains; `one-by-one`: never.
+        compute: `auto`: clients' adapters on one base together, where that works and gains; `adapters`: always;
+            `one-by-one`: never.
         bf16: Compute in bfloat16.
         evaluate_on: Rows of each client that its training loss is of at most; None: all.
         evaluation_batch: Rows per call when evaluating: a row's logits are `length` times the vocabulary.
