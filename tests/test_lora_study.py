@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 from collections import Counter
 from pathlib import Path
 
@@ -37,6 +39,13 @@ def test_it_is_stopped_by_the_clock_goes_on_and_shows_what_it_has(
     assert written.count("Not recorded yet.") == 4  # the other speeds
     with pytest.raises(InvalidInput, match="runs of other settings"):
         study.main([*quick, "--bf16"])
+
+
+def test_a_run_that_outlasts_the_time_is_left_and_not_recorded(tmp_path: Path) -> None:
+    given = argparse.Namespace(data=None, model=None, device="cpu", bf16=False, quick=True, only=None, seconds=1.0)
+    endless = study.Study(tmp_path, given, dataclasses.replace(study.QUICK, arrivals=10**7))
+    assert not endless.fill()
+    assert not endless.ledger.records
 
 
 def test_the_page_is_that_of_the_records(tmp_path: Path) -> None:
