@@ -156,6 +156,7 @@ class Study:
 
     def _run(self, planned: Planned, lr: float, seed: int) -> Run:
         def watch(done: float, of: float, words: str) -> None:
+            """Called at every hundredth of a run: it ends later than asked by that much."""
             if time.perf_counter() > self._deadline:
                 raise OutOfTime
 
