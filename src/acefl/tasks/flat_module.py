@@ -73,6 +73,11 @@ class FlatModule:
     def views(self, flat: Vector) -> list[torch.Tensor]:
         return [part.view(shape) for part, shape in zip(flat.split(self._sizes), self._shapes, strict=True)]
 
+    def stacked_views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """The parameters of several flat models, one below the other."""
+        parts = zip(flat.split(self._sizes, dim=1), self._shapes, strict=True)
+        return [part.view(-1, *shape) for part, shape in parts]
+
     def named(self, flat: Vector) -> dict[str, torch.Tensor]:
         """The parameters from a flat model, in the format its layers want them in."""
         if not self.channels_last:

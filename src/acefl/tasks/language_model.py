@@ -64,6 +64,7 @@ def language_model(
     local: str | LocalWork | LocalSteps | None = None,
     seed: int = 0,
     device: str = "cpu",
+    compute: str = "auto",
     bf16: bool = False,
     evaluate_on: int | None = None,
     evaluation_batch: int = 8,
@@ -98,6 +99,8 @@ def language_model(
         local: A client's work per upload, as in "adamw(lr=1e-3, steps=8)"; None: one gradient.
         seed: Of the adapter's first factors.
         device: Where to compute.
+        compute: `auto`: clients' adapters on one base together, where that works and gains; `adapters`: always;
+            `one-by-one`: never.
         bf16: Compute in bfloat16.
         evaluate_on: Rows of each client that its training loss is of at most; None: all.
         evaluation_batch: Rows per call when evaluating: a row's logits are `length` times the vocabulary.
@@ -126,6 +129,7 @@ def language_model(
         batch=batch,
         local=local,
         device=device,
+        compute=compute,
         bf16=bf16,
         evaluate_on=evaluate_on,
         evaluation_batch=evaluation_batch,

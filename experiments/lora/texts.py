@@ -1,0 +1,60 @@
+"""What the clients of the study have: 20 Newsgroups, each group over a few clients, or a toy for trying."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from acefl.tasks.text_files import load
+
+Texts = dict[str, list[str]]  # by client, in the order of the groups: what `slow` in a scenario goes by
+GROUPS = 20
+_SHORTEST, _LONGEST = 200, 2000  # characters of a message: below is hardly a text, above are listings
+_TOY_WORDS = [f"w{number}" for number in range(60)]
+
+
+def by_group(folder: Path | None, clients: int, documents: int, held_out: int) -> tuple[Texts, Texts]:
+    """Messages of so many clients per group to train on, and later ones of the same group, which are held out."""
+    if folder is None:
+        return _toy(documents, 0), _toy(held_out, 1)
+    found = load(folder)
+    parts: list[Texts] = []
+    for own, labels, most in (
+        (found.train, found.train_labels, documents),
+        (found.test, found.test_labels, held_out),
+    ):
+        texts: Texts = {}
+        for group in range(GROUPS):
+            written = [text[:_LONGEST] for text, label in zip(own, labels, strict=True) if label == group]
+            written = [text for text in written if len(text) >= _SHORTEST]
+            texts |= {f"{group:02}-{client}": written[client::clients][:most] for client in range(clients)}
+        parts.append(texts)
+    return parts[0], parts[1]
+
+
+def _toy(count: int, seed: int) -> Texts:
+    """Sentences of the words that a group has."""
+    draw = random.Random(seed)
+    return {
+        f"{group:02}-0": [
+            " ".join(draw.choice(_TOY_WORDS[2 * group : 2 * group + 20]) for _ in range(14)) for _ in range(count)
+        ]
+        for group in range(GROUPS)
+    }
+
+
+def tiny_model() -> dict[str, Any]:
+    """A random Llama that knows the toy's words, for `language_model`."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    words = {word: number for number, word in enumerate(["<end>", *_TOY_WORDS])}
+    tokens = Tokenizer(models.WordLevel(words, unk_token="<end>"))
+    tokens.pre_tokenizer = pre_tokenizers.Whitespace()
+    torch.manual_seed(0)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    config = LlamaConfig(vocab_size=len(words), hidden_size=16, intermediate_size=32, **heads)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token="<end>", unk_token="<end>")
+    return {"model": LlamaForCausalLM(config), "tokenizer": tokenizer}
