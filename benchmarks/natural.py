@@ -1,7 +1,7 @@
 """What one computer with everybody's data reaches on the natural tasks: `python -m benchmarks.natural [TASK ...]`.
 
 The same model as in federation, by Adam on the gradient of the mean over clients, judged by what they hold out: 400
-steps on all data, unless `REFERENCES` says otherwise. The record keeps the rows of tasks that are not named. `--data
+steps on all data, unless another number suits the task. The record keeps the rows of tasks that are not named. `--data
 FOLDER` says where the files lie of those tasks that no package brings; without it they are left out.
 """
 
@@ -13,15 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 from acefl.tasks import natural
+from acefl.tasks.natural.reference import reference_settings
 from acefl.tasks.torch_task import TorchTask
 from benchmarks.common import RESULTS, report
 
 MAKERS: dict[str, Callable[..., TorchTask]] = {make.__name__: make for make in natural.TASKS}
 FROM_A_FOLDER = ("cifar100", "heart", "news")
-REFERENCES: dict[str, dict[str, Any]] = {  # in place of 400 steps on all data
-    "cifar100": {"steps": 2000, "lr": 0.002, "clients": 5},
-    "news": {"steps": 20},
-}
 
 
 def main() -> None:
@@ -45,14 +42,14 @@ def _recorded() -> dict[str, dict[str, Any]]:
 
 def _measured(name: str, folder: str | None) -> dict[str, Any]:
     task = MAKERS[name](folder) if name in FROM_A_FOLDER and folder else MAKERS[name]()
-    settings = REFERENCES.get(name, {})
-    start, end = (task.evaluate(model).metrics for model in (task.initial(), natural.centralised(task, **settings)))
+    settings = reference_settings(task)
+    start, end = (task.evaluate(model).metrics for model in (task.initial(), natural.centralised(task)))
     return {
         "task": f"natural.{name}",
         "clients": task.clients,
         "samples": sum(task.samples),
         "parameters": len(task.initial()),
-        "reference": ", ".join(f"{what}={value}" for what, value in settings.items()) or "–",
+        "reference": ", ".join(f"{what}={value}" for what, value in settings.items() if value is not None),
         "held-out client loss at the start": start["heldout_client_loss"],
         "held-out client loss": end["heldout_client_loss"],
         "held-out client accuracy": end.get("heldout_client_accuracy", "–"),
