@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
+
 from acefl.core.errors import require
 from acefl.core.gate import Gate
 from acefl.core.journal import ARRIVED, GAVE_UP, JOINED, LOST, NOBODY, RESTARTED, SENT, Journal
@@ -145,8 +147,39 @@ class Server:
 
     def take(self, turns: Turns) -> Sent:
         """`handle` and `dispatched` for one turn after another, up to one after which the rule makes a client wait."""
+        first = self.version
         models = self.model.new_empty(len(turns), self.model.numel())
-        first, rows, held = self.version, 0, False
+        after, held = self._take_together(turns, models), False
+        if after is None:
+            after, held = self._take_each(turns, models)
+        if len(after) < len(turns):
+            turns = turns.first(len(after))
+        for client in turns.clients:
+            self.participation[client] += 1
+        sent = after[:-1] if held else after
+        self.last_sent.update(zip(turns.clients, sent, strict=not held))
+        self._gate.trust(turns)
+        if self._on_turns is not None:
+            self._on_turns(turns, [first, *after[:-1]], sent)
+        return Sent(sent, models[: 1 + sent[-1] - sent[0]] if sent else models[:0], held)
+
+    def _take_together(self, turns: Turns, models: torch.Tensor) -> list[int] | None:
+        """The version after each, where the step is a plain one and the rule has a pass for all of them."""
+        if self._optimizer is not None or self._due:
+            return None
+        passed = self.rule.advance_many(turns, self.version, self.model, self.lr, models)
+        if passed is None:
+            return None
+        after, direction = passed
+        if after[-1] > self.version:
+            self.stepped_at = self.accepted + after.index(after[-1]) + 1
+            self._direction = direction
+        self.accepted += len(after)
+        self.version = after[-1]
+        return after
+
+    def _take_each(self, turns: Turns, models: torch.Tensor) -> tuple[list[int], bool]:
+        """The version after each, and whether the last one's client is to wait."""
         after: list[int] = []
         for client, update, trained_on, task in zip(
             turns.clients, turns.updates, turns.trained_on, turns.tasks, strict=True
@@ -154,23 +187,12 @@ class Server:
             self.accepted += 1
             stepped = self._turn([Arrival(client, update, trained_on, self.version, task)], self.lr)
             after.append(self.version)
-            held = self.audience is not Audience.EVERYBODY
-            if held:
-                break
-            if stepped or not rows:
-                models[rows].copy_(self.model)
-                rows += 1
+            if self.audience is not Audience.EVERYBODY:
+                return after, True
+            if stepped or len(after) == 1:
+                models[self.version - after[0]].copy_(self.model)
             self.rule.dispatched((client,), self.version)
-        if len(after) < len(turns):
-            turns = turns.first(len(after))
-        for client in turns.clients:
-            self.participation[client] += 1
-        sent = after[:-1] if held else after
-        self.last_sent.update(zip(turns.clients, sent, strict=False))
-        self._gate.trust(turns)
-        if self._on_turns is not None:
-            self._on_turns(turns, [first, *after[:-1]], sent)
-        return Sent(sent, models[:rows], held)
+        return after, False
 
     def _advance(self, arrival: Arrival, lr: float) -> bool | None:
         """Absorb and step in one pass over memory, where the step is a plain one and the rule has such a pass."""

@@ -107,9 +107,9 @@ class Compiled(Together):
         self._compiled: dict[tuple[int, int], Callable[..., torch.Tensor]] = {}  # by size and number of threads
 
     def __call__(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
-        done, parts = 0, []
-        for size in _calls(len(models)):
-            count = min(size, len(models) - done)
+        total, done, parts = len(models), 0, []
+        for size in _calls(total):
+            count = min(size, total - done)
             part, who, draws = models[done : done + count], clients[done : done + count], keys[done : done + count]
             if count < size:
                 part = torch.cat((part, part[:1].expand(size - count, -1)))
