@@ -157,8 +157,8 @@ def test_checkpoints_are_where_they_were(tmp_path: Path) -> None:
 
     out = tmp_path / "run"
     task = tasks.build(resumable.TASK)
+    watch = [Killed(at=40)]
     with pytest.raises(Interrupted):
-        watch = [Killed(at=40)]
         simulate(task, ASGD(), out=out, checkpoint=Every(arrivals=9), evaluations=6, observers=watch, **arguments)
     assert len(saved) == 4  # at 9, 18, 27 and 36 arrivals
     run = resume(out, observers=[Killed(at=math.inf)])
