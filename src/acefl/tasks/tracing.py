@@ -73,7 +73,7 @@ def _fill_by_shape(module: GraphModule) -> None:
         for node in module.graph.find_nodes(op="call_function", target=target):
             value = node.meta.get("val")
             if isinstance(value, torch.Tensor) and value.is_contiguous():
-                kind = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+                kind: dict[str, Any] = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
                 with module.graph.inserting_before(node):
                     full = module.graph.call_function(_aten.full.default, (list(value.shape), number), kind)
                 full.meta["val"] = value
