@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -19,7 +20,21 @@ from acefl.core.kernels import patient
 from acefl.core.kernels.cpu import Compiled
 from acefl.core.kernels.cpu import read as read_with_numba
 from acefl.core.kernels.host import ThroughHost
-from acefl.core.kernels.layout import ENCODINGS, GROUP, LOWEST, Key, Layout, Row, Sum, native
+from acefl.core.kernels.layout import (
+    ADD,
+    ENCODINGS,
+    EXCHANGE,
+    GROUP,
+    LOWEST,
+    STEP,
+    ZERO,
+    Change,
+    Key,
+    Layout,
+    Row,
+    Sum,
+    native,
+)
 from acefl.core.kernels.reference import CHUNK, Reference
 from acefl.core.kernels.reference import read as read_with_numpy
 
@@ -77,6 +92,32 @@ def outcome(kernel: Reference, kind: str, *, seed: int = 0, spread: float = 1.0,
 def test_numba_equals_numpy(encoding: str, dim: int, kind: str) -> None:
     layout = Layout(encoding, dim)
     assert outcome(Compiled(layout), kind) == outcome(Reference(layout), kind)
+
+
+def played(kernel: Reference, seed: int) -> list[bytes]:
+    """Everything that changes made in one pass leave behind, of three rows, their sum, the model and the models."""
+    layout = kernel.layout
+    rows = [Row.of(torch.zeros(layout.row_bytes, dtype=torch.uint8), layout) for _ in range(3)]
+    parts = empty_sum("wide", layout.dim)
+    sums = Sum(*(None if part is None else native(part) for part in parts))
+    model, models = torch.ones(layout.dim), torch.zeros(6, layout.dim)
+    changes = []
+    for visit, new in enumerate(updates(layout.dim, seed, 1.0)):
+        changes.append(Change(EXCHANGE, 0.3 * visit, rows[visit % 3], new, Key.of(7, visit % 3, visit)))
+        changes.append(Change(STEP, 1.0 / (visit + 1), rate=0.01))
+        if visit == 2:
+            changes += [Change(ADD, -0.7, rows[visit % 3]), Change(ZERO), Change(ADD, 1.0, rows[0])]
+    changes += [Change(ADD, 0.5, rows[1]), Change(STEP, 1.0, rate=0.3)]
+    kernel.play(changes, sums, model, models)
+    left = [model, models, *(row.raw for row in rows), *(part for part in parts if part is not None)]
+    return [tensor.numpy().tobytes() for tensor in left]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("dim", [1, GROUP - 1, 3 * GROUP, 4810])
+def test_changes_in_one_pass_are_those_of_numpy_one_by_one(encoding: str, dim: int) -> None:
+    layout = Layout(encoding, dim)
+    assert played(Compiled(layout), 3) == played(Reference(layout), 3)
 
 
 @settings(max_examples=40)
@@ -229,10 +270,10 @@ def test_an_unknown_encoding_is_refused() -> None:
         Layout("fp64", 10)
 
 
-def test_long_vectors_get_compiled_kernels_and_short_ones_do_not() -> None:
+def test_long_vectors_get_compiled_kernels_and_short_ones_wait_for_them() -> None:
     cpu = torch.device("cpu")
     assert kernels.choose(Layout("fp32", kernels.LONG), cpu).name == "numba"
-    assert kernels.choose(Layout("fp32", kernels.LONG - 1), cpu).name == "numpy"
+    assert isinstance(kernels.choose(Layout("fp32", kernels.LONG - 1), cpu), patient.Patient)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -241,6 +282,7 @@ def test_short_vectors_get_compiled_kernels_in_long_runs_and_nobody_can_tell(
 ) -> None:
     monkeypatch.setattr(patient, "PATIENCE", 2)
     monkeypatch.setattr(patient, "PATIENCE_LOSSLESS", 2)
+    monkeypatch.setattr(patient, "_made", Counter())
     layout = Layout(encoding, 3 * GROUP + 5)
     kernel = kernels.choose(layout, torch.device("cpu"))
     assert outcome(kernel, "wide") == outcome(Reference(layout), "wide")

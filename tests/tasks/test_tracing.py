@@ -46,6 +46,13 @@ def test_what_is_returned_may_be_written_to() -> None:
     assert constant(torch.zeros(3)).tolist() == [2.0, 2.0, 2.0]
 
 
+def test_what_is_only_looked_at_for_its_shape_is_not_computed() -> None:
+    short = traced(lambda x: torch.ones_like((x * 2).exp().sum(0)) / x.sum(0), torch.ones(4, 3))
+    assert not any("exp" in str(node.target) for node in short.graph.nodes)
+    x = torch.randn(4, 3)
+    assert torch.equal(short(x), 1.0 / x.sum(0))
+
+
 def test_a_function_that_writes_keeps_its_copies() -> None:
     def writes(x: torch.Tensor) -> torch.Tensor:
         first, second = x * 2, x * 2

@@ -11,6 +11,7 @@ import torch
 
 from acefl.core import kernels
 from acefl.core.errors import one_of, require
+from acefl.core.turns import Turns
 from acefl.core.types import Arrival, State, Vector
 
 REASONS = (
@@ -110,6 +111,15 @@ class Gate:
             self._norms.note(arrival.client, norm)
         self._last_task[arrival.client] = arrival.task
         return ""
+
+    @property
+    def trusts(self) -> bool:
+        """Whether nothing is looked at but what a simulator may vouch for."""
+        return self._limit is None and self._flood is None
+
+    def trust(self, turns: Turns) -> None:
+        """These arrivals were accepted unseen: their tasks count as answered."""
+        self._last_task.update(zip(turns.clients, turns.tasks, strict=True))
 
     def _has_finite_numbers(self, arrival: Arrival) -> bool:
         known = self._known_finite is not None and self._known_finite(arrival)

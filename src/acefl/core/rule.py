@@ -8,10 +8,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import NamedTuple
+
+import torch
 
 from acefl.core.optimizers import Optimizer
 from acefl.core.ranges import Choice, Range
 from acefl.core.state import Stateful
+from acefl.core.turns import Turns
 from acefl.core.types import Arrival, Vector
 
 
@@ -29,6 +33,13 @@ class Upload(Enum):
     UPDATE = "update"  # a gradient, or how far local training moved the model
     CHANGE = "change"  # of that since the client's last upload
     MODEL = "model"  # the client's own model; the rule is given how far it lies from the current one
+
+
+class Advanced(NamedTuple):
+    """How a rule took in turns in one go."""
+
+    versions: list[int]  # of the model, after each turn
+    direction: Vector | None = None  # of the last step; None: there was none, or `direction()` still gives it
 
 
 class Rule(Stateful, ABC):
@@ -92,6 +103,17 @@ class Rule(Stateful, ABC):
         """`absorb`, then model -= lr * direction, in one pass over memory; False: absorbed, but no step was due.
 
         None: the rule has no such pass, and nothing was done.
+        """
+        return None
+
+    def advance_many(
+        self, turns: Turns, version: int, model: Vector, lr: float, models: torch.Tensor
+    ) -> Advanced | None:
+        """`absorb`, the step, `clear` and `dispatched` for one turn after another, bit for bit, at less cost.
+
+        The model begins at this version and is changed in place. Row k of `models` becomes the model that has the
+        version after the first turn, plus k. None: the rule has no such pass, or not now, and nothing was done; it has
+        one only while every client may be sent a model as soon as it has arrived.
         """
         return None
 

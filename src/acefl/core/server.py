@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
+
 from acefl.core.errors import require
 from acefl.core.gate import Gate
 from acefl.core.journal import ARRIVED, GAVE_UP, JOINED, LOST, NOBODY, RESTARTED, SENT, Journal
@@ -14,6 +16,7 @@ from acefl.core.optimizers import Optimizer
 from acefl.core.rule import Audience, Rule, Upload
 from acefl.core.schedules import Factor
 from acefl.core.state import snapshot
+from acefl.core.turns import Sent, Turns
 from acefl.core.types import Arrival, Event, GaveUp, Joined, Restarted, State, Vector
 
 
@@ -21,7 +24,9 @@ class Server:
     """Owns the model vector and turns arrivals into steps by its rule.
 
     `on_arrival(arrival, reason)` hears of every arrival, refused (with the reason) or accepted (with the empty string);
-    `on_dispatch(clients, version)` of models sent out, `on_lost(client)` of work that will not come.
+    `on_dispatch(clients, version)` of models sent out, `on_lost(client)` of work that will not come. Of turns that are
+    taken in one go `on_turns(turns, before, after)` hears in place of the first two, with the version before each and
+    the one that its client was sent; where it is missing and the others are not, none are.
     `schedule` gives the factor of the learning rate for a share of the budget; `optimizer` makes the step of a rule's
     direction. A rule may bring its own (`rule.optimizer`).
 
@@ -35,7 +40,7 @@ class Server:
         lr: Learning rate of a step.
         clients: How many there are at the start.
         gate: What refuses arrivals; None: the usual checks.
-        on_arrival, on_dispatch, on_lost: Called as described above.
+        on_arrival, on_dispatch, on_lost, on_turns: Called as described above.
         optimizer: Makes the step of a direction; None: plain descent.
         schedule: Factor of `lr` by share of the budget.
         journal: Where everything is noted, in order, that may decide the model; None: nowhere.
@@ -52,6 +57,7 @@ class Server:
         on_arrival: Callable[[Arrival, str], None] | None = None,
         on_dispatch: Callable[[Sequence[int], int], None] | None = None,
         on_lost: Callable[[int], None] | None = None,
+        on_turns: Callable[[Turns, Sequence[int], Sequence[int]], None] | None = None,
         optimizer: Optimizer | None = None,
         schedule: Factor | None = None,
         journal: Journal | None = None,
@@ -62,6 +68,7 @@ class Server:
         self.model = model.clone()
         self.version = 0
         self.accepted = 0
+        self.stepped_at = 0  # what was accepted when the model last moved
         self.refused: Counter[str] = Counter()
         self.refused_by_client: dict[int, Counter[str]] = {}  # those of unknown clients together as -1
         self.participation = [0] * clients
@@ -70,6 +77,7 @@ class Server:
         self.lr = lr
         self._gate = gate or Gate(clients, self.model)
         self._on_arrival, self._on_dispatch, self._on_lost = on_arrival, on_dispatch, on_lost
+        self._on_turns = on_turns
         self._schedule = schedule
         self.journal = journal
         self._note(JOINED, (clients,))
@@ -110,6 +118,13 @@ class Server:
         lr = self.lr if self._schedule is None else self.lr * self._schedule(spent)
         if self._sent is not None:
             admitted = [self._as_model_difference(arrival, lr) for arrival in admitted]
+        stepped = self._turn(admitted, lr)
+        if stepped and self._sent is not None:
+            self._sent[self.version] = self.model.clone()
+        return stepped
+
+    def _turn(self, admitted: Sequence[Arrival], lr: float) -> bool:
+        """Let the rule have these, and step if it says so."""
         stepped = self._advance(admitted[0], lr) if len(admitted) == 1 else None
         if stepped is None:
             stepped = any([self.rule.absorb(arrival) for arrival in admitted]) or self._due
@@ -117,11 +132,67 @@ class Server:
                 self._step(lr)
         if stepped:
             self.version += 1
+            self.stepped_at = self.accepted
             self._due = False
             self.rule.clear()
-            if self._sent is not None:
-                self._sent[self.version] = self.model.clone()
         return stepped
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether turns may be taken in one go now: where every client is sent the model as soon as it has arrived, and
+        nothing but the rule and the step looks at an arrival."""
+        plain = self._schedule is None and self.journal is None and self._sent is None and self._gate.trusts
+        heard = self._on_turns is not None or (self._on_arrival is None and self._on_dispatch is None)
+        return plain and heard and self.audience is Audience.EVERYBODY
+
+    def take(self, turns: Turns) -> Sent:
+        """`handle` and `dispatched` for one turn after another, up to one after which the rule makes a client wait."""
+        first = self.version
+        models = self.model.new_empty(len(turns), self.model.numel())
+        after, held = self._take_together(turns, models), False
+        if after is None:
+            after, held = self._take_each(turns, models)
+        if len(after) < len(turns):
+            turns = turns.first(len(after))
+        for client in turns.clients:
+            self.participation[client] += 1
+        sent = after[:-1] if held else after
+        self.last_sent.update(zip(turns.clients, sent, strict=not held))
+        self._gate.trust(turns)
+        if self._on_turns is not None:
+            self._on_turns(turns, [first, *after[:-1]], sent)
+        return Sent(sent, models[: 1 + sent[-1] - sent[0]] if sent else models[:0], held)
+
+    def _take_together(self, turns: Turns, models: torch.Tensor) -> list[int] | None:
+        """The version after each, where the step is a plain one and the rule has a pass for all of them."""
+        if self._optimizer is not None or self._due:
+            return None
+        passed = self.rule.advance_many(turns, self.version, self.model, self.lr, models)
+        if passed is None:
+            return None
+        after, direction = passed
+        if after[-1] > self.version:
+            self.stepped_at = self.accepted + after.index(after[-1]) + 1
+            self._direction = direction
+        self.accepted += len(after)
+        self.version = after[-1]
+        return after
+
+    def _take_each(self, turns: Turns, models: torch.Tensor) -> tuple[list[int], bool]:
+        """The version after each, and whether the last one's client is to wait."""
+        after: list[int] = []
+        for client, update, trained_on, task in zip(
+            turns.clients, turns.updates, turns.trained_on, turns.tasks, strict=True
+        ):
+            self.accepted += 1
+            stepped = self._turn([Arrival(client, update, trained_on, self.version, task)], self.lr)
+            after.append(self.version)
+            if self.audience is not Audience.EVERYBODY:
+                return after, True
+            if stepped or len(after) == 1:
+                models[self.version - after[0]].copy_(self.model)
+            self.rule.dispatched((client,), self.version)
+        return after, False
 
     def _advance(self, arrival: Arrival, lr: float) -> bool | None:
         """Absorb and step in one pass over memory, where the step is a plain one and the rule has such a pass."""

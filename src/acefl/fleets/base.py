@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from acefl.core.turns import Fits, Sent, Turns
 from acefl.core.types import Arrival, Event, State, Vector
 
 
@@ -79,6 +80,16 @@ class Fleet(ABC):
     @abstractmethod
     def versions_out(self) -> set[int]:
         """Versions of the model that updates may still come from."""
+
+    def ahead(self, fits: Fits) -> Turns | None:
+        """The turns that come next, as many as are known already and fit; None: `next` has to say. Who gets some hands
+        them to the server, and what it sent to `resume`."""
+        return None
+
+    def resume(self, sent: Sent) -> None:
+        """These turns have happened, the first of those that were ahead: as many as clients were sent a model, and one
+        more if that client is held."""
+        raise NotImplementedError
 
     def members(self) -> list[Member] | None:
         """Every client's name outside, and whether it is there; None: clients are numbers, and all there."""

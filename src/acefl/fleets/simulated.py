@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from acefl.core import rng as keyed
 from acefl.core.errors import NothingInFlight
 from acefl.core.state import snapshot
+from acefl.core.turns import Fits, Sent, Turns
 from acefl.core.types import Arrival, Event, Left, Lost, State, Vector
 from acefl.fleets.base import Fleet
 from acefl.fleets.lazy import LazyWork
@@ -20,6 +21,8 @@ from acefl.rules.ace import ClientMemory
 from acefl.tasks.base import Task, client_names
 
 _WORK_STREAM, _IDLE_STREAM, _SAMPLE_STREAM = 11, 12, 13
+_Task = tuple[float, int, int, int]  # when it arrives, its id, the client, the model version: those in the heap
+_MOST_AHEAD = 64  # turns: each needs a model of its own for its client's next task
 
 
 def work_key(seed: int, client: int, visit: int) -> int:
@@ -53,7 +56,10 @@ class SimulatedFleet(Fleet):
         self._all_busy = self._slots == task.clients
         self._work = LazyWork(task)
         self._memory = memory
-        self._heap: list[tuple[float, int, int, int]] = []  # (when, task id, client, model version)
+        # Whether who arrives is sent work at once, and nothing else is: then turns are known before they come.
+        self._regular = self._all_busy and not self._ticks and not self._leavers and memory is None
+        self._ahead: tuple[list[_Task], list[float]] = [], []  # turns told by `ahead`, and when their clients are back
+        self._heap: list[_Task] = []
         self._new = list(range(task.clients))  # never sent anything
         self._idle: list[int] = []  # back from work of an earlier round: of any, while nobody waits for the others
         self._back: list[int] = []  # back from work of this round
@@ -123,6 +129,55 @@ class SimulatedFleet(Fleet):
     def _due(self, client: int, visit: int) -> float:
         """When the task that is sent now will have arrived."""
         return self.now + self.durations.of(client, visit)
+
+    def ahead(self, fits: Fits) -> Turns | None:
+        """Arrivals that are computed, until one comes that is not: a client's next task at the earliest."""
+        if not self._regular or len(self._heap) < len(self._visits) or not self._work.batches:
+            return None
+        self._work.compute(self._heap[0][1])
+        heap, known, visits, duration = self._heap, self._work.known, self._visits, self.durations.of
+        tasks: list[_Task] = []
+        back: list[float] = []
+        soonest = math.inf
+        while heap and heap[0][0] <= soonest and heap[0][1] in known and len(tasks) < _MOST_AHEAD:
+            when, _, client, _ = task = heapq.heappop(heap)
+            due = when + duration(client, visits[client])
+            soonest = min(soonest, due)
+            tasks.append(task)
+            back.append(due)
+        count = len(tasks)
+        while count and not fits(count, tasks[count - 1][0]):
+            count -= 1
+        if count < 2:  # no fewer calls than `next`
+            self._put_back(tasks)
+            return None
+        self._put_back(tasks[count:])
+        self._ahead = tasks[:count], back
+        times, ids, clients, versions = map(list, zip(*self._ahead[0], strict=True))
+        return Turns(clients, [known[task_id] for task_id in ids], versions, ids, times)
+
+    def _put_back(self, tasks: Sequence[_Task]) -> None:
+        for task in tasks:
+            heapq.heappush(self._heap, task)
+
+    def resume(self, sent: Sent) -> None:
+        (tasks, back), self._ahead = self._ahead, ([], [])
+        count, first = len(sent.versions), self._tasks
+        self._put_back(tasks[count:])
+        clients, keys = [], []
+        for (_, task_id, client, _), due, version in zip(tasks[:count], back[:count], sent.versions, strict=True):
+            del self._work.known[task_id]
+            clients.append(client)
+            keys.append(keyed.extend(self._keys[client], self._visits[client]))
+            self._visits[client] += 1
+            self._uploads[client] += 1
+            heapq.heappush(self._heap, (due, self._tasks, client, version))
+            self._tasks += 1
+        if count:
+            self._work.add_many(range(first, self._tasks), back[:count], clients, keys, sent)
+            self.now, self._version = tasks[count - 1][0], sent.versions[-1]
+        if sent.held:
+            self.known_finite(self._finish())
 
     def next(self) -> list[Event]:
         if self._departures:
@@ -241,6 +296,7 @@ class VisitingFleet(SimulatedFleet):
 
     def __init__(self, task: Task, scenario: Scenario, seed: int, memory: ClientMemory | None) -> None:
         super().__init__(task, scenario, seed, memory)
+        self._regular = False
         self._came = scenario.came(task.clients, client_names(task))
 
     def mean_times(self) -> list[float]:
@@ -276,6 +332,7 @@ class SampledFleet(SimulatedFleet):
 
     def __init__(self, task: Task, scenario: Scenario, seed: int, memory: ClientMemory | None) -> None:
         super().__init__(task, scenario, seed, memory)
+        self._regular = False
         self._odds = list(itertools.accumulate(1.0 / mean for mean in self.durations.mean))
         self._history: dict[int, Vector] = {}
         oldest = sorted(

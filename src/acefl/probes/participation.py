@@ -6,6 +6,7 @@ would not do: under ACE a client that arrives once in a thousand steps still has
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,8 @@ class Participation(Observer):
     nothing.
     """
 
+    each_turn = False
+
     def started(self, run: RunInProgress) -> None:
         self._run = weakref.ref(run)  # which holds this probe
         self._settings, self._samples, self._events = run.method, run.samples, run.events
@@ -65,6 +68,11 @@ class Participation(Observer):
     def dispatched(self, clients: Sequence[int], version: int) -> None:
         if self._influence.goes_by_dispatch:
             self._sent += [(len(self._events.time), client, version) for client in clients]
+
+    def passed(self, clients: Sequence[int], versions: Sequence[int]) -> None:
+        if self._influence.goes_by_dispatch:
+            first = len(self._events.time) - len(clients) + 1
+            self._sent += zip(itertools.count(first), clients, versions)  # the last may be sent none
 
     def stepped(self, step: Step, server: Server) -> None:
         self._version = step.version

@@ -16,8 +16,9 @@ import torch
 from acefl.core.errors import one_of
 from acefl.core.ranges import Choice, Range
 from acefl.core.state import snapshot
+from acefl.core.turns import Turns
 from acefl.core.types import Arrival, State, Vector
-from acefl.rules.base import Audience, Members, Method, Rule, Upload
+from acefl.rules.base import Advanced, Audience, Members, Method, Rule, Upload
 from acefl.rules.settings import WARMUPS, WEIGHTS, check_table, client_weights, empty_vector
 from acefl.table import Accumulator, Table
 
@@ -149,6 +150,18 @@ class IncrementalACE(AllClientsRule):
             return False
         self.table.exchange_and_step(arrival.client, arrival.update, self._total, weight, model, lr / self._seen_weight)
         return True
+
+    def advance_many(
+        self, turns: Turns, version: int, model: Vector, lr: float, models: torch.Tensor
+    ) -> Advanced | None:
+        exact = type(self) is IncrementalACE  # a rule made of this one may step otherwise
+        if not exact or self._warming or not self.table.collects(self._total, model):
+            return None
+        with self.table.collected(self._total, model, models) as step:
+            for client, update in zip(turns.clients, turns.updates, strict=True):
+                self.table.exchange(client, update, self._total, self._see(client))
+                step(lr / self._seen_weight, 1.0)
+        return Advanced(list(range(version + 1, version + 1 + len(turns))))
 
     def direction(self) -> Vector:
         return torch.mul(self._total.value, 1.0 / self._seen_weight, out=self._direction)

@@ -15,8 +15,9 @@ import torch
 
 from acefl.core.errors import one_of
 from acefl.core.ranges import Choice, Range
+from acefl.core.turns import Turns
 from acefl.core.types import Arrival, State, Vector
-from acefl.rules.base import Audience, Members, Method, Rule
+from acefl.rules.base import Advanced, Audience, Members, Method, Rule
 from acefl.rules.settings import WARMUPS, WEIGHTS, check_count, check_table, client_weights, empty_vector
 from acefl.table import Accumulator, Table
 
@@ -120,6 +121,23 @@ class ACEDRule(Rule):
             self._restarting.append([now + 1, client])
         return not self._warming
 
+    def advance_many(
+        self, turns: Turns, version: int, model: Vector, lr: float, models: torch.Tensor
+    ) -> Advanced | None:
+        exact = type(self) is ACEDRule  # a rule made of this one may step otherwise
+        if not exact or self._warming or not self.table.collects(self._total, model):
+            return None
+        first = version
+        with self.table.collected(self._total, model, models) as step:
+            for client, update, trained_on, task in zip(
+                turns.clients, turns.updates, turns.trained_on, turns.tasks, strict=True
+            ):
+                self.absorb(Arrival(client, update, trained_on, version, task))
+                step(lr, 1.0 / self._active_weight if self._active else 0.0)
+                version += 1
+                self.dispatched((client,), version)
+        return Advanced(list(range(first + 1, version + 1)))
+
     def dispatched(self, clients: Sequence[int], version: int) -> None:
         """These clients were sent this version. Their clocks restart before the next arrival: until then `direction`
         gives what the last step was made of."""
@@ -196,7 +214,7 @@ class ACEDRule(Rule):
         self._active.remove(client)
         self._active_weight -= self._members.weights[client]
         if not self._active:
-            self._total.zero_()
+            self.table.empty(self._total)
             self._active_weight = 0.0
 
     def load_state_dict(self, state: State) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 
-from acefl.core.rule import Audience, Buffered, Method, Rule, Upload
+from acefl.core.rule import Advanced, Audience, Buffered, Method, Rule, Upload
 from acefl.core.state import Stateful
 
 
@@ -32,4 +32,4 @@ class Members(Stateful):
         return len(reported) + excused >= len(self.weights)
 
 
-__all__ = ["Audience", "Buffered", "Members", "Method", "Rule", "Upload"]
+__all__ = ["Advanced", "Audience", "Buffered", "Members", "Method", "Rule", "Upload"]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from acefl.core.turns import Turns
 from acefl.core.types import Arrival, Vector
-from acefl.rules.base import Buffered, Rule
+from acefl.rules.base import Advanced, Buffered, Rule
 from acefl.rules.settings import check_count, check_table, empty_vector
 from acefl.table import Accumulator, Table
 
@@ -64,6 +66,29 @@ class CA2FLRule(Rule):
         self._in_buffer.add(arrival.client)
         self._count += 1
         return self._count >= self._buffer
+
+    def advance_many(
+        self, turns: Turns, version: int, model: Vector, lr: float, models: torch.Tensor
+    ) -> Advanced | None:
+        exact = type(self) is CA2FLRule  # a rule made of this one may step otherwise
+        if not exact or not self.table.collects(self._total, model):
+            return None
+        arrivals = zip(turns.clients, turns.updates, turns.trained_on, turns.tasks, strict=True)
+        start, first = version, version + (self._count + 1 >= self._buffer)  # the version after the first turn
+        if first == start:
+            models[0].copy_(model)
+        after: list[int] = []
+        while len(after) < len(turns):
+            with self.table.collected(self._total, model, models[:0]):
+                for client, update, trained_on, task in itertools.islice(arrivals, self._buffer - self._count):
+                    full = self.absorb(Arrival(client, update, trained_on, version, task))
+                    after.append(version)
+            if full:
+                model.sub_(self.direction(), alpha=lr)
+                self.clear()
+                version = after[-1] = version + 1
+                models[version - first].copy_(model)
+        return Advanced(after, self._direction if version > start else None)
 
     def direction(self) -> Vector:
         change = torch.sub(self._total.value, self._before, out=self._direction)  # Δ

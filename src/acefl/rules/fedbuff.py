@@ -11,8 +11,9 @@ import torch
 
 from acefl.core.errors import one_of
 from acefl.core.ranges import Choice, Range
+from acefl.core.turns import Turns
 from acefl.core.types import Arrival, Vector
-from acefl.rules.base import Buffered, Rule
+from acefl.rules.base import Advanced, Buffered, Rule
 from acefl.rules.settings import check_count, empty_vector
 
 STALENESS = ("none", "sqrt")
@@ -65,13 +66,46 @@ class FedBuffRule(Rule):
         self._count = 0
 
     def absorb(self, arrival: Arrival) -> bool:
-        weight = self.weigh(arrival.staleness)
-        if self._count == 0:
-            torch.mul(arrival.update, weight, out=self._sum)
-        else:
-            self._sum.add_(arrival.update, alpha=weight)
-        self._count += 1
+        self._add(arrival.update, self.weigh(arrival.staleness))
         return self._count >= self._buffer
+
+    def _add(self, update: Vector, weight: float) -> None:
+        if self._count == 0:
+            torch.mul(update, weight, out=self._sum)
+        else:
+            self._sum.add_(update, alpha=weight)
+        self._count += 1
+
+    def advance_many(
+        self, turns: Turns, version: int, model: Vector, lr: float, models: torch.Tensor
+    ) -> Advanced | None:
+        """Steps are written where the next one starts from, and a buffer of one is not copied before it is read."""
+        if type(self) is not FedBuffRule or model.dtype != torch.float32:  # a rule made of this one absorbs otherwise
+            return None
+        rows = models.unbind(0)
+        after: list[int] = []
+        last: Vector | None = None
+        for update, trained_on in zip(turns.updates, turns.trained_on, strict=True):
+            weight = self.weigh(version - trained_on)
+            direction = update if self._buffer == 1 == weight else self._summed(update, weight)
+            if direction is not None:
+                row = version - after[0] + 1 if after else 0
+                torch.sub(rows[row - 1] if row else model, direction, alpha=lr, out=rows[row])
+                version, last = version + 1, direction
+            elif not after:
+                rows[0].copy_(model)
+            after.append(version)
+        model.copy_(rows[version - after[0]])
+        return Advanced(after, self._sum.copy_(last) if last is not None and self._buffer == 1 else last)
+
+    def _summed(self, update: Vector, weight: float) -> Vector | None:
+        """The direction, if a step is due with this one; the buffer is then emptied."""
+        self._add(update, weight)
+        if self._count < self._buffer:
+            return None
+        direction = self.direction()
+        self.clear()
+        return direction
 
     def direction(self) -> Vector:
         return torch.div(self._sum, self._count, out=self._direction) if self._count > 1 else self._sum

@@ -50,6 +50,8 @@ class Observer:
     In a run with checkpoints `state_dict` and `load_state_dict` save what the observer must not forget in a crash.
     """
 
+    each_turn: bool = True  # whether it has to hear of every turn by itself, which makes simulations slower
+
     def started(self, run: RunInProgress) -> None:
         """Called once, before anything happens. Keep no reference to the run but a weak one: the run holds you."""
 
@@ -61,6 +63,11 @@ class Observer:
 
     def dispatched(self, clients: Sequence[int], version: int) -> None:
         """These clients were sent this version of the model."""
+
+    def passed(self, clients: Sequence[int], versions: Sequence[int]) -> None:
+        """These clients arrived one after another, each was accepted and then sent this version (the last one perhaps
+        none): in place of `arrived` and `dispatched` for each, where nobody has to hear of every turn. `stepped`
+        follows once for all."""
 
     def lost(self, client: int) -> None:
         """The client's work will not come: nobody waits for it any more."""

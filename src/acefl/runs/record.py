@@ -31,6 +31,7 @@ from acefl.core.files import atomic_directory, check_finished, json_object, read
 from acefl.core.metrics import PLACE, Better, Reached, Target, check_measured
 from acefl.core.settings import plain
 from acefl.core.state import blocks, snapshot
+from acefl.core.turns import Turns
 from acefl.core.types import Arrival, State, Vector
 from acefl.fleets.base import Trip
 
@@ -58,6 +59,13 @@ class Events:
         self.client.append(arrival.client)
         self.trained_on.append(arrival.trained_on)
         self.version.append(arrival.version)
+
+    def add_turns(self, turns: Turns, versions: Sequence[int]) -> None:
+        """`add` for arrivals that were accepted one after another, when the model had these versions."""
+        self.time.extend(turns.times)
+        self.client.extend(turns.clients)
+        self.trained_on.extend(turns.trained_on)
+        self.version.extend(versions)
 
     def state_dict(self) -> State:
         names = [f"{start}-{stop}" for start, stop in blocks(len(self.time))]

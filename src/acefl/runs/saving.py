@@ -112,7 +112,8 @@ def train(
             saved = step.arrivals
             save()
 
-    finished = training.complete(progress, save_when_due, before_last)
+    pause = None if after_turn is not None else lambda: saved + every.arrivals
+    finished = training.complete(progress, save_when_due, before_last, pause)
     directory.finish(finished)
     return finished
 

@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from acefl.core.errors import NothingInFlight, require
@@ -21,6 +22,7 @@ from acefl.core.schedules import Schedule, per_step
 from acefl.core.server import Server
 from acefl.core.settings import label, plain, settings_of, step_record
 from acefl.core.stop import Stop
+from acefl.core.turns import Foresight, Turns
 from acefl.core.types import Arrival, State, Step, Vector
 from acefl.fleets.base import Fleet
 from acefl.rules import imported_from
@@ -32,6 +34,7 @@ from acefl.tasks.base import Evaluation, Task, client_names
 log = logging.getLogger("acefl")
 
 AfterTurn = Callable[[Step, float], None]  # where the run stands, and the share of the budget spent
+Pause = Callable[[], float]  # the number of arrivals at which somebody wants to look at the run
 
 
 class Training:
@@ -93,6 +96,7 @@ class Training:
             on_arrival=self._arrivals.note,
             on_dispatch=call_all(methods(self.observers, "dispatched")),
             on_lost=call_all(methods(self.observers, "lost")),
+            on_turns=self._arrivals.note_turns if _may_skip(self.observers) else None,
             optimizer=optimizer,
             schedule=schedule.over(fleet.clients, stop, per_step(method, clock)) if schedule else None,
             journal=self.journal,
@@ -125,10 +129,11 @@ class Training:
         """Every client's mean task time; of real clients, as measured so far."""
         return self._arrivals.mean_times()
 
-    def advance(self) -> Iterator[tuple[Step, float]]:
+    def advance(self, pause: Pause | None = None) -> Iterator[tuple[Step, float]]:
         """Train to the end of the budget, one turn of the loop at a time: where the run stands, and the share spent.
 
-        Between two turns, and only there, the state can be saved.
+        Between two turns, and only there, the state can be saved. With `pause`, turns that nobody looks at may be taken
+        in one go: all, but for evaluations and for the one in which so many arrivals are reached as it says.
         """
         began = time.perf_counter() - self._seconds
         if not self.evaluator.rows:
@@ -138,7 +143,8 @@ class Training:
             return
         counts_steps = self._patience != math.inf
         try:
-            for step in run(self.server, self.fleet, self.stop):
+            foresight = Foresight(self.fleet, partial(self._room, pause)) if pause is not None else None
+            for step in run(self.server, self.fleet, self.stop, foresight):
                 self.step = step
                 spent = self.stop.progress(step)
                 self._note_refusals()
@@ -164,16 +170,22 @@ class Training:
             log.warning("the run ends early: %s", reason)
             self.config["ended"] = str(reason)
 
+    def _room(self, pause: Pause, arrivals: int, steps: int, time: float) -> bool:
+        """Whether nobody looks at the run before this place, nor at it."""
+        waited = arrivals - self._last_step > self._patience
+        return not waited and arrivals < pause() and not self.evaluator.wants(self.stop.spent(arrivals, steps, time))
+
     def complete(
         self,
         progress: Progress | None = None,
         after_turn: AfterTurn | None = None,
         before_last: Callable[[], None] | None = None,
+        pause: Pause | None = None,
     ) -> Run:
-        """Train to the end. `after_turn` hears where the run stands after each turn of the loop; `before_last` is
-        called before the last evaluation."""
+        """Train to the end. `after_turn` hears where the run stands after each turn of the loop, or after several with
+        `pause` (see `advance`); `before_last` is called before the last evaluation."""
         shown = 0.0
-        for step, spent in self.advance():
+        for step, spent in self.advance(pause or (None if after_turn else never)):
             if after_turn is not None:
                 after_turn(step, spent)
             if progress is not None and (spent - shown >= 0.01 or spent >= 1.0):
@@ -226,7 +238,7 @@ class Training:
         """NothingInFlight for a run whose budget counts steps alone, when no more of them are to be expected."""
         step = self.step
         if step.stepped:
-            self._last_step = step.arrivals
+            self._last_step = self.server.stepped_at
         elif step.arrivals - self._last_step > self._patience:
             clock = self.config["scenario"]["clock"]
             raise NothingInFlight(
@@ -380,6 +392,12 @@ class _Arrivals:
         for observer in self._observers:
             observer.arrived(arrival, reason)
 
+    def note_turns(self, turns: Turns, versions: Sequence[int], sent: Sequence[int]) -> None:
+        """The same of turns that were taken in one go."""
+        self._events.add_turns(turns, versions)
+        for observer in self._observers:
+            observer.passed(turns.clients, sent)
+
     def mean_times(self) -> list[float]:
         """Of a client that never answered, all the time there was."""
         known = self._fleet.mean_times()
@@ -393,6 +411,15 @@ class _Arrivals:
 
     def load_state_dict(self, state: State) -> None:
         self._work = {client: (seconds, count) for client, seconds, count in state["work"]}
+
+
+def never() -> float:
+    """A `Pause` for who looks at nothing between evaluations."""
+    return math.inf
+
+
+def _may_skip(observers: Sequence[Observer]) -> bool:
+    return all(isinstance(observer, Observer) and not observer.each_turn for observer in observers)
 
 
 def _log_refusal(what: str, client: int, reason: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from acefl.probes import Participation
 from acefl.runs.simulate import simulation
+from acefl.runs.training import never
 from acefl.studies.pools import single_threaded
 from acefl.studies.spec import RunSpec
 from acefl.tasks.base import Task
@@ -98,7 +99,7 @@ def _arrivals(spec: RunSpec, task: Task, *, limit: float = math.inf, share: floa
         optimizer=spec.optimizer,
         schedule=spec.schedule,
     )
-    steps = training.advance()
+    steps = training.advance(never)
     _, first = next(steps)  # after the evaluation at the start
     began = now = time.perf_counter()
     last = first

@@ -29,6 +29,7 @@ from acefl.fleets.scenario import Scenario
 from acefl.rules import ACE, imported_from
 from acefl.runs.record import FORMAT, command_line, machine
 from acefl.runs.simulate import simulation
+from acefl.runs.training import never
 from acefl.studies import cost
 from acefl.studies.jobs import Job, Jobs, open_jobs
 from acefl.studies.ledger import Ledger
@@ -349,7 +350,7 @@ def _score_until(part: tuple[RunSpec, int]) -> Scored:
         seed=spec.seed,
         evaluations=spec.evaluations,
     )
-    for _, spent in training.advance():
+    for _, spent in training.advance(never):  # evaluations are at the quarters
         if spent >= quarters / WHOLE:
             break
     run = training.result()

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from acefl.core import kernels
 from acefl.core.errors import InvalidInput, require
-from acefl.core.kernels.layout import GROUP, LOWEST, NO_DRAWS, Key, Layout, Sum, native
+from acefl.core.kernels.layout import (
+    ADD,
+    EXCHANGE,
+    GROUP,
+    LOWEST,
+    NO_DRAWS,
+    STEP,
+    ZERO,
+    Change,
+    Key,
+    Layout,
+    Sum,
+    native,
+)
 from acefl.core.state import snapshot
 from acefl.core.types import State, Vector
 from acefl.table import storage as homes
 
 _COARSE = 12  # bits that a unit may be coarser than the numbers in the sum need
+StepOn = Callable[[float, float], None]
 _LOOK_EVERY = 64  # changes of a sum: a look costs about as much as one of them
 
 
@@ -151,6 +166,7 @@ class Table:
         self._kernels = kernels.choose(self._layout, like.device)
         self._home = homes.find(home, self._layout, like.device, clients)
         self._visits: dict[int, int] = {}
+        self._tape: list[Change] | None = None  # changes that are collected
 
     def __contains__(self, client: int) -> bool:
         return client in self._home.present
@@ -166,7 +182,10 @@ class Table:
         A client without a row counts as zeros.
         """
         new, row = self._checked(client, new), self._home.open(client)
-        self._kernels.exchange(row, new, _sum(into), scale, self._key(client))
+        if self._tape is not None:
+            self._tape.append(Change(EXCHANGE, scale, row, new, self._key(client)))
+        else:
+            self._kernels.exchange(row, new, _sum(into), scale, self._key(client))
         self._home.save(client, row)
         self.changed.add(client)
 
@@ -186,8 +205,40 @@ class Table:
     def add_row(self, client: int, into: Accumulator | Vector, scale: float) -> None:
         """into += scale * stored(row); a client without a row adds nothing."""
         self._check(client)
-        if client in self:
+        if client not in self:
+            return
+        if self._tape is not None:
+            self._tape.append(Change(ADD, scale, self._home.open(client)))
+        else:
             self._kernels.add(self._home.open(client), _sum(into), scale)
+
+    def empty(self, into: Accumulator) -> None:
+        """into = 0: no row is in the sum any more."""
+        if self._tape is not None:
+            self._tape.append(Change(ZERO))
+        else:
+            into.zero_()
+
+    @contextmanager
+    def collected(
+        self, into: Accumulator, model: Vector, models: torch.Tensor
+    ) -> Iterator[Callable[[float, float], None]]:
+        """In here, changes of rows and of this sum, and of no other, are collected, to be made in one pass at the end.
+
+        What is given is called with `rate` and `scale` for a step in between, model -= rate * (scale * into.value);
+        the model after the k-th of them goes to row k of `models`.
+        """
+        tape = self._tape = []
+        try:
+            yield lambda rate, scale: tape.append(Change(STEP, scale, rate=rate))
+        finally:
+            self._tape = None
+        self._kernels.play(tape, into.changing(), model, models)
+
+    def collects(self, into: Accumulator, model: Vector) -> bool:
+        """Whether changes can be collected: rows stay where they are, the sum is short, the model a plain vector."""
+        plain = model.dtype == torch.float32 and model.is_contiguous() and model.device.type == "cpu"
+        return plain and into.sum.value is not None and isinstance(self._home, homes.Memory)
 
     def settle(self, into: Accumulator, clients: Iterable[int], weights: Sequence[float] | None = None) -> None:
         """Let a sum over these clients' rows forget a spike that is no longer among them; costs nothing most times."""

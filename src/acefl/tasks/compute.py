@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -106,9 +107,9 @@ class Compiled(Together):
         self._compiled: dict[tuple[int, int], Callable[..., torch.Tensor]] = {}  # by size and number of threads
 
     def __call__(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
-        done, parts = 0, []
-        for size in _calls(len(models)):
-            count = min(size, len(models) - done)
+        total, done, parts = len(models), 0, []
+        for size in _calls(total):
+            count = min(size, total - done)
             part, who, draws = models[done : done + count], clients[done : done + count], keys[done : done + count]
             if count < size:
                 part = torch.cat((part, part[:1].expand(size - count, -1)))
@@ -136,11 +137,24 @@ class Compiled(Together):
 
                 given: list[Any] = [models, inputs, targets]
                 compiled: Callable[..., torch.Tensor]
-                compiled = inductor.compile(self._trace(*given), given, options={"compile_threads": 1})
+                graph = self._trace(*given)
+                with _remembered():
+                    compiled = inductor.compile(graph, given, options={"compile_threads": 1})
                 compiled(*given)
         finally:
             logging.disable(disabled)
         return compiled
+
+
+def _remembered() -> AbstractContextManager[Any]:
+    """Where the compiler finds what it made of the same operations before. It looks nowhere without a `ShapeEnv`."""
+    from torch._guards import TracingContext
+    from torch._guards import tracing as tracing_in
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    context: AbstractContextManager[Any] = tracing_in(TracingContext(FakeTensorMode(shape_env=ShapeEnv())))
+    return context
 
 
 def _calls(count: int) -> list[int]:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
@@ -430,21 +431,33 @@ class TorchTask(Shown):
 
     def _draw(self, clients: list[int], keys: list[int], steps: int = 1) -> tuple[Batch, torch.Tensor]:
         """A minibatch (or one for each of several steps) per client, from its key alone."""
-        signed = torch.tensor([keyed.signed(k) for k in keys], device=self.device)
         if self._places is None:
+            signed = torch.tensor([keyed.signed(k) for k in keys], device=self.device)
             return self._gather(torch.tensor(clients, device=self.device), signed, steps)
+        who = np.array(clients)
         counts, offsets = self._places
-        rows = keyed.choose_here(keys, steps * self._batch, counts[clients]) + offsets[clients][:, None]
-        return self._pick(torch.from_numpy(rows), signed)
+        rows = keyed.choose_here(keys, steps * self._batch, counts[who])
+        rows += offsets[who][:, None]
+        return self._pick(torch.from_numpy(rows), keys)
 
     def _gather(self, clients: torch.Tensor, keys: torch.Tensor, steps: int = 1) -> tuple[Batch, torch.Tensor]:
         rows = keyed.choose(keys, steps * self._batch, self._counts[clients]) + self._offsets[clients].unsqueeze(1)
         return self._pick(rows, keys)
 
-    def _pick(self, rows: torch.Tensor, keys: torch.Tensor) -> tuple[Batch, torch.Tensor]:
+    def _pick(self, rows: torch.Tensor, keys: keyed.Keys) -> tuple[Batch, torch.Tensor]:
         """The samples with these numbers, changed as `augment` changes minibatches."""
-        inputs, targets = tree_map(lambda t: t[rows], self._inputs), self._targets[rows]
-        return inputs if self._augment is None else self._augment(inputs, keys), targets
+        flat = rows.reshape(-1)
+
+        def picked(t: torch.Tensor) -> torch.Tensor:  # as t[rows] does, in half the time for few rows
+            return t.index_select(0, flat).view(*rows.shape, *t.shape[1:])
+
+        targets = picked(self._targets)
+        inputs = picked(self._inputs) if isinstance(self._inputs, torch.Tensor) else tree_map(picked, self._inputs)
+        if self._augment is not None:
+            if not isinstance(keys, torch.Tensor):
+                keys = torch.tensor([keyed.signed(k) for k in keys], device=self.device)
+            inputs = self._augment(inputs, keys)
+        return inputs, targets
 
     def _functional_loss(self, flat: Vector, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
         return self._loss(self._output(inputs, targets, self._net.named(flat)), targets)

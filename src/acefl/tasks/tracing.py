@@ -13,6 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 _aten = torch.ops.aten
+_FILLED = {_aten.ones_like.default: 1, _aten.zeros_like.default: 0}
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten.expand.default, _aten.detach.default)
 
 
@@ -25,6 +26,7 @@ def traced(function: Callable[..., torch.Tensor], *examples: Any) -> GraphModule
     if not any(_writes(node) for node in module.graph.nodes):
         _skip_idle_views(module)
         _merge_equal_calls(module)
+        _fill_by_shape(module)
         _keep_constants(module)
         module.graph.eliminate_dead_code()
     module.recompile()
@@ -62,6 +64,21 @@ def _merge_equal_calls(module: GraphModule) -> None:
         if first is not node:
             node.replace_all_uses_with(first)
             module.graph.erase_node(node)
+
+
+def _fill_by_shape(module: GraphModule) -> None:
+    """Ones and zeros like something need its shape alone: what it is computed from, such as the loss itself where only
+    its gradient is wanted, may then be for nobody."""
+    for target, number in _FILLED.items():
+        for node in module.graph.find_nodes(op="call_function", target=target):
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor) and value.is_contiguous():
+                kind: dict[str, Any] = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+                with module.graph.inserting_before(node):
+                    full = module.graph.call_function(_aten.full.default, (list(value.shape), number), kind)
+                full.meta["val"] = value
+                node.replace_all_uses_with(full)
+                module.graph.erase_node(node)
 
 
 def _keep_constants(module: GraphModule) -> None:

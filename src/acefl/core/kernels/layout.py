@@ -13,9 +13,11 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from acefl.core.errors import one_of
+from acefl.core.types import Vector
 
 GROUP: Final = 512  # numbers that share the exponent of a running sum; kernels work on one group at a time
 LOWEST: Final = -100  # exponent of an empty sum
+ADD, EXCHANGE, STEP, ZERO = range(4)  # what a change on a `Tape` is
 TINY: Final = 0x0D800000  # bits of 2**-100: a block whose largest number is smaller is stored as zeros
 
 
@@ -127,6 +129,21 @@ class Key(NamedTuple):
 
 
 NO_DRAWS: Final = Key(0, 0)
+
+
+class Change(NamedTuple):
+    """Something that happens to a table, to the running sum over its rows, or to the model that steps on the sum.
+
+    ADD adds `scale` times the row to the sum. EXCHANGE stores `new` in the row and adds `scale` times the change. ZERO
+    empties the sum. STEP takes `rate` times (`scale` times the sum) from the model.
+    """
+
+    kind: int
+    scale: float = 0.0
+    row: Row | None = None
+    new: Vector | None = None
+    key: Key = NO_DRAWS
+    rate: float = 0.0
 
 
 def _mix64(x: int) -> int:

@@ -14,8 +14,9 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
+from numba.np.numpy_support import carray
 
-from acefl.core.kernels.layout import ENCODINGS, GROUP, TINY
+from acefl.core.kernels.layout import ENCODINGS, EXCHANGE, GROUP, STEP, TINY, ZERO
 
 F, S, U = np.float32, np.int32, np.uint32  # float, signed, unsigned
 INFINITE = S(0x7F800000)  # bits of infinity; what is no number has more
@@ -29,7 +30,7 @@ jit = numba.njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")
 inlined = numba.njit(inline="always")  # into numba's own code, where it sees that slices need not be counted
 
 
-# Four operations that Python has no word for.
+# Operations that Python has no word for.
 
 
 @intrinsic
@@ -81,6 +82,17 @@ def fused(typing, a, b, c):
         return builder.fma(*arguments)
 
     return types.float32(types.float32, types.float32, types.float32), generate
+
+
+@intrinsic
+def pointer(typing, address, like):
+    """A pointer to numbers like those of an array, from an address."""
+    kind = types.CPointer(like.dtype)
+
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], context.get_value_type(kind))
+
+    return kind(types.int64, like), generate
 
 
 # Sums.
@@ -461,6 +473,32 @@ def exchange_wide(codes, scales, new, total, value, scale, first, second, model,
     restore(total, done * GROUP, t)
     restore(value, done * GROUP, v)
     restore(model, done * GROUP, m)
+
+
+@jit
+def play(changes, factors, codes, scales, beyond, total, value, model, models, width, blocks):
+    """Changes of a table and its sum in float64, and steps on it, one after another: see `tape`.
+
+    Rows and updates are given by their addresses; a row has codes and scales like those given, the scales `beyond` so
+    many bytes from its beginning. After each step the model is also written to the next row of `models`.
+    """
+    nothing, steps = np.empty(0, F), 0
+    for k in range(changes.shape[0]):
+        kind, row, new, first, second = changes[k]
+        scale, rate = factors[k]
+        if kind == STEP:
+            after = models[steps]
+            for i in range(model.size):
+                model[i] = fused(F(-rate), F(value[i] * F(scale)), model[i])
+                after[i] = model[i]
+            steps += 1
+        elif kind == ZERO:
+            total[:] = 0
+            value[:] = 0
+        else:
+            c, s = carray(pointer(row, codes), codes.size), carray(pointer(row + beyond, scales), scales.size)
+            x = carray(pointer(new, model), model.size) if kind == EXCHANGE else nothing
+            exchange_wide(c, s, x, total, value, scale, U(first), U(second), nothing, F(0), width, blocks)
 
 
 @jit

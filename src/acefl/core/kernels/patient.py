@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
+from collections.abc import Sequence
 
-from acefl.core.kernels.layout import Key, Layout, Row, Sum
+import torch
+
+from acefl.core.kernels.layout import Change, Key, Layout, Row, Sum
 from acefl.core.kernels.reference import Reference
 from acefl.core.types import Vector
 
-PATIENCE, PATIENCE_LOSSLESS = 20_000, 50_000  # exchanges: compiled loops save about 150 and 15 microseconds of one
+PATIENCE, PATIENCE_LOSSLESS = 10_000, 50_000  # exchanges: compiled loops save about 50 and 7 microseconds of one
+_made: Counter[str] = Counter()  # exchanges in this process, by encoding: many short runs wait together
 
 
 class Patient(Reference):
@@ -19,8 +24,10 @@ class Patient(Reference):
 
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout)
-        self._left = PATIENCE_LOSSLESS if layout.encoding.bits == 32 else PATIENCE
+        self._patience = PATIENCE_LOSSLESS if layout.encoding.bits == 32 else PATIENCE
         self._compiled: Reference | None = None
+        if _made[layout.name] >= self._patience:
+            self._load()
 
     def exchange(self, row: Row, new: Vector, into: Sum, scale: float, key: Key) -> None:
         if self._compiled is None:
@@ -43,10 +50,18 @@ class Patient(Reference):
         else:
             self._compiled.add(row, into, scale)
 
+    def play(self, changes: Sequence[Change], into: Sum, model: Vector, models: torch.Tensor) -> None:
+        if self._compiled is None:
+            super().play(changes, into, model, models)
+        else:
+            self._compiled.play(changes, into, model, models)
+
     def _count(self) -> None:
-        self._left -= 1
-        if self._left:
-            return
+        _made[self.layout.name] += 1
+        if _made[self.layout.name] == self._patience:
+            self._load()
+
+    def _load(self) -> None:
         with contextlib.suppress(ImportError):  # numba is missing, or refuses this numpy
             from acefl.core.kernels.cpu import Compiled
 
