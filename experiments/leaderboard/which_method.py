@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import argparse
 import math
-import shutil
+import re
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
 from experiments.leaderboard.publish import ROOT, filled
 
-from acefl.core.files import read_json
+from acefl.core.files import atomic_write, read_json
 from acefl.report.metrics import TIME_TO_TARGET, by_key
 from acefl.report.standings import NOT_FOR_CITING, RECORDED, Board
 from acefl.report.statistics import places
@@ -39,13 +39,30 @@ def page(board: Board) -> str:
     """Everything between the marks of the page."""
     parts = [f"*Not for citing: {NOT_FOR_CITING}.*"] if board.quick else []
     couplings = "; ".join(f"*{name}*: {words}" for name, words in board.meaning.items())
-    parts += [f"{board.cost}. {couplings}.", "## Who leads", _who_leads_means(board)]
+    parts += [f"{board.cost}. {couplings}.", "## In short", _in_short(board), "## Who leads", _who_leads_means(board)]
     parts += [f"### By {words}\n\n{_leaders(board, measure)}" for measure, words in MEASURES.items()]
     parts += ["### How often", _how_often(board)]
     parts += [f"## When {SUBJECT} is not the answer", _not_the_answer(board)]
     parts += ["## What federation costs", _costs(board)]
     parts += ["## Every task", *(_task(board, task) for task in board.tasks)]
     return "\n\n".join(parts)
+
+
+def _in_short(board: Board) -> str:
+    """By coupling and measure: who leads on most tasks, and the subject beside them."""
+    lines = []
+    for coupling in board.scenarios:
+        for measure, words in MEASURES.items():
+            counts = {
+                method: sum(method in _leads(board, task, coupling, measure) for task in board.tasks)
+                for method in board.methods
+            }
+            most = max(counts.values())
+            first = [method for method, count in counts.items() if count == most]
+            own = "" if SUBJECT in first else f"; {SUBJECT} on {counts[SUBJECT]}"
+            lines.append(f"- *{coupling}*, {words}: {', '.join(first)} on {most} of {len(board.tasks)} tasks{own}.")
+    said = "Who leads on most tasks, which on a board of few tasks is a hint and no more:"
+    return "\n".join([said, "", *lines])
 
 
 def _who_leads_means(board: Board) -> str:
@@ -181,7 +198,9 @@ def main() -> None:
     directory = options.parse_args().directory
     if directory is not None:
         Board.read(directory)
-        shutil.copy(directory / RECORDED, RECORD)
+        command = read_json(directory / RECORDED)["command"]
+        hidden = re.sub(r"(?<=[ =])(?:/|~|\.\.)\S*", "PATH", command)  # nobody's folders are on record
+        atomic_write(RECORD, (directory / RECORDED).read_text(encoding="utf-8").replace(command, hidden))
     PAGE.write_text(text(), encoding="utf-8")
     print(f"wrote {PAGE.relative_to(ROOT)}")
 
