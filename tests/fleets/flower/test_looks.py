@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 from flwr.app import Message
 from tests.fleets.flower.fake_grid import AtOnce
 
-from acefl.fleets.flower.post import Post
+from acefl.fleets.flower.post import MOST_LOOKS, Post
 
 
 class Counting:
@@ -101,3 +103,34 @@ def test_others_are_looked_for_while_one_is_left_alone() -> None:
         post.collect(0.0)
     assert "message-3" not in grid.pulls[before:], "it took ten seconds the last time"
     assert "message-4" in grid.pulls[before:]
+
+
+class Stuck(AtOnce):
+    """A pool in which looks for some messages never end: their nodes pause in mid-upload."""
+
+    def __init__(self, stuck: set[str]) -> None:
+        self._stuck = stuck
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if len(args) == 2 and getattr(args[1], "message_id", "") in self._stuck:
+            return Future()
+        return super().submit(fn, *args, **kwargs)
+
+
+def test_nodes_that_pause_in_mid_upload_keep_nobody_from_being_looked_for() -> None:
+    """Also if they are more than are looked for at a time: they are left to themselves after a second."""
+    now, grid, slow = 0.0, Counting(), 3 * MOST_LOOKS
+    post: Post[int, list[int]] = Post(
+        grid,  # type: ignore[arg-type]
+        lambda tag, reply: [tag],
+        pool=Stuck({f"message-{number + 1}" for number in range(slow)}),
+        clock=lambda: now,
+    )
+    for number in range(slow + 5):
+        post.send(number, lambda: Message, pace=number)  # type: ignore[arg-type, return-value]
+    grid.ready = {f"message-{number + 1}" for number in range(slow + 5)}
+    found: list[int] = []
+    while now < 10.0:
+        now += 0.05
+        found += [tag for tag, _ in post.collect(0.0)]
+    assert sorted(found) == list(range(slow, slow + 5))

@@ -7,6 +7,7 @@ hold up the answers of all others if they were pulled together.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import time
 from collections.abc import Callable, Hashable, Iterator
@@ -24,6 +25,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MOST_THREADS = 512  # as many nodes may be stuck in mid-upload before others wait for a thread
+MOST_PUSHES = 4  # at a time: they wait for no node, and every request under way makes all others dearer
+MOST_LOOKS = 6  # at a time, for the same reason ...
+STUCK = 1.0  # ... but for those that take longer than so many seconds: they may wait for a node's upload
 LOOKS_PER_SECOND = 40  # at all messages together, so that many nodes do not swamp the SuperLink with questions
 PATIENT_BY = 1 / 20  # a message is looked after again when this share of its age has passed ...
 LEAST, MOST = 0.05, 1.0  # ... but not sooner, and not later, than so many seconds
@@ -57,6 +61,11 @@ class _Letter(Generic[T]):
     missing: float = 0.0  # ... and at the last one that found nothing
     pulling: bool = False
 
+    @property
+    def waits(self) -> bool:
+        """Whether it was sent, and nobody is looking for its answer."""
+        return bool(self.message_id) and not self.pulling
+
 
 class Post(Generic[T, R]):
     """Sends messages and hands out their answers as they come, whatever the order.
@@ -77,6 +86,7 @@ class Post(Generic[T, R]):
         self._grid = grid
         self._read = read
         self._pool = pool or ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="acefl-post")
+        self._pushes = pool or ThreadPoolExecutor(MOST_PUSHES, thread_name_prefix="acefl-push")
         self._clock = clock
         self._least = least
         self._letters: dict[int, _Letter[T]] = {}
@@ -97,7 +107,7 @@ class Post(Generic[T, R]):
         """
         number, self._count = self._count, self._count + 1
         self._letters[number] = _Letter(tag, self._clock(), pace, self._quiet.get(pace, 0.0))
-        self._pool.submit(self._push, number, make).add_done_callback(_tell)
+        self._pushes.submit(self._push, number, make).add_done_callback(_tell)
 
     def out(self) -> list[T]:
         """What the messages that are out were tagged with."""
@@ -150,22 +160,29 @@ class Post(Generic[T, R]):
     def close(self) -> None:
         """Stop looking; what is being pulled is not waited for."""
         self._letters.clear()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._pushes):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _pause(self, letter: _Letter[T]) -> float:
         age = self._clock() - letter.sent
         return max(self._least, min(age * PATIENT_BY, MOST), len(self._letters) / LOOKS_PER_SECOND)
 
     def _next_look(self) -> float:
-        waiting = [letter.due for letter in self._letters.values() if letter.message_id and not letter.pulling]
-        return min(waiting, default=float("inf"))
+        """When to look again; if all places are taken, when one report or another second has passed."""
+        due = min((letter.due for letter in self._letters.values() if letter.waits), default=math.inf)
+        return due if due > self._clock() else self._clock() + STUCK / 4
 
     def _look(self) -> None:
+        """Look for what is due, the longest due first."""
         now = self._clock()
-        for number, letter in list(self._letters.items()):
-            if letter.message_id and not letter.pulling and letter.due <= now:
-                letter.pulling, letter.looked = True, now - letter.sent
-                self._pool.submit(self._pull, number, letter).add_done_callback(_tell)
+        free = MOST_LOOKS - sum(
+            letter.pulling and now - letter.sent - letter.looked < STUCK for letter in self._letters.values()
+        )
+        due = [(letter.due, number) for number, letter in self._letters.items() if letter.waits and letter.due <= now]
+        for _, number in sorted(due)[: max(0, free)]:
+            letter = self._letters[number]
+            letter.pulling, letter.looked = True, now - letter.sent
+            self._pool.submit(self._pull, number, letter).add_done_callback(_tell)
 
     def _push(self, number: int, make: Callable[[], Message]) -> None:
         try:
