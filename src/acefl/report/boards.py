@@ -21,11 +21,7 @@ def render(directory: Path) -> str:
         "leaderboard",
         title=f"Leaderboard ({NOT_FOR_CITING})" if board.quick else "Leaderboard",
         subtitle=f"{len(board.methods)} methods · {len(board.scenarios)} scenarios · {len(board.tasks)} tasks",
-        sentences=[
-            *_sentences(board),
-            *(f"{task}: {board.target_words(task)}." for task in board.tasks if board.reference(task)),
-            f"{board.cost}.",
-        ],
+        sentences=[*_sentences(board), f"{board.cost}."],
         tables=[
             *(_table(board, task, key) for task, key in shown),
             *(_times(board, task) for task in board.tasks if board.reference(task)),
@@ -74,7 +70,7 @@ def _times(board: Board, task: str) -> Table:
     for method in board.ranks(task, board.shown(task)):
         found = [columns[name].get(method) for name in board.scenarios]
         rows.append([Cell(method), *(Cell(one.written(), one.leads) if one else Cell("") for one in found)])
-    return Table(["method", *board.scenarios], rows, f"{task}: time to target")
+    return Table(["method", *board.scenarios], rows, f"{task}: time to target. {board.target_words(task)}")
 
 
 def _map(board: Board, task: str, key: str) -> Figure:
