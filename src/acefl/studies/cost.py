@@ -120,7 +120,8 @@ def _sentence(work: str, known: Timed, runs: float, looks: float, plan: RunSpec,
     if not math.isfinite(seconds):
         return f"to do: {work}"
     much = f", {evaluating / seconds:.0%} of it evaluations" if evaluating > _MUCH * seconds else ""
-    return f"to do: {work}, about {_duration(seconds / count)} with {_count(count, 'worker')}{much}"
+    started = ", once they have started" if count > 1 else ""
+    return f"to do: {work}, about {_duration(seconds / count)} with {_count(count, 'worker')}{started}{much}"
 
 
 def _duration(seconds: float) -> str:
