@@ -18,7 +18,6 @@ import argparse
 import dataclasses
 import json
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -127,6 +126,14 @@ def filled(text: str, name: str, content: str) -> str:
     return pattern.sub(lambda found: f"{found[1]}\n{content}\n\n{found[2]}", text)
 
 
+def record(directory: Path, to: Path) -> None:
+    """Keep the board of a directory; nobody's folders are on record."""
+    Board.read(directory)
+    command = read_json(directory / RECORDED)["command"]
+    hidden = re.sub(r"(?<=[ =])(?:/|~|\.\.)\S*", "PATH", command)
+    atomic_write(to, (directory / RECORDED).read_text(encoding="utf-8").replace(command, hidden))
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("directory", nargs="?", type=Path)
@@ -139,8 +146,7 @@ def main() -> None:
         return
     directory = given.directory
     if directory is not None:
-        Board.read(directory)
-        shutil.copy(directory / RECORDED, PACKAGE)
+        record(directory, PACKAGE)
     if given.starts:
         add_starts(PACKAGE)
     board = Board.recorded()

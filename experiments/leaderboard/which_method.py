@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
-from experiments.leaderboard.publish import ROOT, filled
+from experiments.leaderboard.publish import ROOT, filled, record
 
-from acefl.core.files import atomic_write, read_json
+from acefl.core.files import read_json
 from acefl.report.metrics import TIME_TO_TARGET, by_key
-from acefl.report.standings import NOT_FOR_CITING, RECORDED, Board
+from acefl.report.standings import NOT_FOR_CITING, Board
 from acefl.report.statistics import places
 
 RECORD = Path(__file__).with_name("natural.json")
@@ -197,10 +196,7 @@ def main() -> None:
     options.add_argument("directory", nargs="?", type=Path)
     directory = options.parse_args().directory
     if directory is not None:
-        Board.read(directory)
-        command = read_json(directory / RECORDED)["command"]
-        hidden = re.sub(r"(?<=[ =])(?:/|~|\.\.)\S*", "PATH", command)  # nobody's folders are on record
-        atomic_write(RECORD, (directory / RECORDED).read_text(encoding="utf-8").replace(command, hidden))
+        record(directory, RECORD)
     PAGE.write_text(text(), encoding="utf-8")
     print(f"wrote {PAGE.relative_to(ROOT)}")
 
