@@ -168,7 +168,7 @@ class Post(Generic[T, R]):
         return max(self._least, min(age * PATIENT_BY, MOST), len(self._letters) / LOOKS_PER_SECOND)
 
     def _next_look(self) -> float:
-        """When to look again; if all places are taken, when one report or another second has passed."""
+        """When to look again; if all places are taken, soon: one may have become free."""
         due = min((letter.due for letter in self._letters.values() if letter.waits), default=math.inf)
         return due if due > self._clock() else self._clock() + STUCK / 4
 
