@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -157,6 +158,18 @@ def test_the_command_prints_a_table_for_people(tmp_path: Path, capsys: pytest.Ca
     assert "report.html" in printed
 
 
+def test_every_part_is_measured_on_every_seed_and_factors_are_of_their_means(tmp_path: Path) -> None:
+    out = diagnose(methods=[ASGD()], out=tmp_path / "x", parts=["amplification", "rate"], quick=True, seeds=(3, 4, 5))
+    found = diagnosis.load(out)
+    assert found.amplification is not None
+    assert found.rate is not None
+    for table in (found.amplification, found.rate):
+        assert set(table["seed"]) == {3, 4, 5}
+    slow = found.amplification[found.amplification["spread"] == found.amplification["spread"].max()]
+    uneven, even = (slow[slow["heterogeneity"] == h]["delay"].mean() for h in (1.0, 0.0))
+    assert float(diagnosis.impact(found)["amplified"].iloc[0]) == pytest.approx(uneven / even)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -193,7 +206,7 @@ def test_the_recorded_diagnosis_says_what_is_written_beside_it() -> None:
         assert f"{row.noise:.2g}" in written
         assert f"{row.bias:.2g}" in written or row.bias < 1e-9 * row.mse
         amplified = f"{row.amplified:.0f}" if row.amplified > 10 else f"{row.amplified:.1f}"
-        assert f"{row.delay:.2g}, **{amplified}×**" in written
+        assert re.search(rf"{row.delay:.2g} ± [0-9.e-]+, \*\*{amplified}×\*\*", written)
     for row in diagnosis.readable_slopes(diagnosis.slopes(diagnosis.load(record / "rate"))).itertuples(index=False):
         assert f"{row[3]}** ({row[4]})" in written or f"{row[3]} ({row[4]})" in written
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 PARTS = ("terms", "amplification", "rate")
 _QUICK_TASK = {"name": "quadratic", "clients": 10, "dim": 5}
 _QUICK_STOP = Stop(arrivals=200)
+_FITTED = 3  # seeds that a slope is fitted to at least
 
 Measured = tuple[Callable[[RunSpec], dict[str, float]], dict[str, Any], RunSpec]  # how, what it is, and the run
 
@@ -56,9 +57,9 @@ def diagnose(
     """Measure every method's noise, bias and delay error, and record it with a page in `out`, which is returned.
 
     task: the default comparison's when left out. every: arrivals between two measured steps; None: a hundred
-    measurements per run. parts: any of `terms` (this task),
-    `amplification` and `rate` (on tasks of their own). quick: everything in seconds, to see what it looks like; its
-    numbers mean little.
+    measurements per run. parts: any of `terms` (this task), `amplification` and `rate` (on tasks of their own), all
+    with these seeds, `rate` with three at least. quick: everything in seconds, to see what it looks like; its numbers
+    mean little.
     """
     for part in parts:
         one_of("part", part, PARTS)
@@ -105,13 +106,12 @@ def _studies(
     studies: dict[str, list[Measured]] = {}
     if "amplification" in parts:
         grid = amplification.QUICK if quick else amplification.Grid()
-        cells = [cell for rule in methods for cell in grid.jobs(rule, seeds[0])]
+        cells = [cell for rule in methods for seed in seeds for cell in grid.jobs(rule, seed)]
         studies["amplification"] = [(amplification.measure, what, job) for what, job in cells]
     if "rate" in parts:
+        fitted = seeds if len(seeds) >= _FITTED else range(2 if quick else _FITTED)
         points = [
-            point
-            for study in (convergence.QUICK if quick else convergence.STUDIES)
-            for point in study.jobs((0, 1) if quick else (0, 1, 2))
+            point for study in (convergence.QUICK if quick else convergence.STUDIES) for point in study.jobs(fitted)
         ]
         studies["rate"] = [(convergence.measure, what, job) for what, job in points]
     return studies
