@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +18,7 @@ from acefl.core import rng as keyed
 from acefl.core.settings import plain
 from acefl.runs import resume
 from acefl.runs.simulate import simulation
-from acefl.tasks import TorchTask
+from acefl.tasks import TorchTask, inductor, tracing
 from acefl.tasks import compute as ways
 from acefl.tasks.compute import Compiled
 
@@ -61,6 +65,48 @@ def test_compiled_gradients_are_those_of_one_call_for_all_and_repeat_to_the_bit(
         expected, found = (way.updates(models, clients, keys) for way in (task, compiled))
         assert (found - expected).abs().max() <= TOLERANCE * expected.abs().max()
         assert torch.equal(found, compiled.updates(models, clients, keys))
+
+
+def test_what_is_compiled_is_kept_and_loaded_without_the_compiler(tmp_path: Path) -> None:
+    """In another process: the same bits, and torch's inductor is not even imported."""
+    program = (
+        "import sys, torch; from acefl.core import rng; from tests.tasks.test_compiled import small\n"
+        "task = small(); found = task.for_run(0, True)\n"
+        "assert found.compute.name == 'compiled'\n"
+        "models = task.initial() + torch.arange(11.0)[:, None] / 7\n"
+        "found = found.updates(models, [k % 5 for k in range(11)], [rng.key(k) for k in range(11)])\n"
+        "print('torch._inductor.compile_fx' in sys.modules, found.numpy().tobytes().hex())"
+    )
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", program]
+    first, second = (
+        subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout.split()
+        for _ in range(2)
+    )
+    assert [first[0], second[0]] == ["True", "False"]
+    assert first[1] == second[1]
+
+
+def test_a_library_is_of_these_operations_shapes_constants_and_threads() -> None:
+    def traced(factor: float, frozen: float, size: int) -> str:
+        module = torch.nn.Module()
+        module.register_buffer("frozen", torch.full((3,), frozen))
+
+        def work(x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (factor * x + module.frozen,)
+
+        return inductor._fingerprint(tracing.traced(work, torch.ones(size, 3)), [torch.ones(size, 3)])
+
+    usual = traced(2.0, 1.0, 4)
+    assert usual == traced(2.0, 1.0, 4)
+    others = {traced(3.0, 1.0, 4), traced(2.0, 0.5, 4), traced(2.0, 1.0, 5)}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        others.add(traced(2.0, 1.0, 4))
+    finally:
+        torch.set_num_threads(threads)
+    assert len(others - {usual}) == 4
 
 
 def test_compiled_gradients_follow_data_that_are_exchanged(instead: None) -> None:

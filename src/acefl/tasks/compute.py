@@ -5,23 +5,21 @@ The strategy never changes which computation is done: the same samples at the sa
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 from torch.func import grad, vmap
 from torch.fx import GraphModule
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from acefl.core import rng as keyed
 from acefl.core.types import Vector
-from acefl.tasks import tracing
+from acefl.tasks import inductor, tracing
 
 Batch = object  # a tensor or a (nested) dict, list or tuple of tensors
 Loss = Callable[[Vector, Batch, torch.Tensor], torch.Tensor]  # (flat model, inputs, targets) -> scalar
+Call = Callable[[torch.Tensor, Batch, torch.Tensor], torch.Tensor]  # (models, inputs, targets) -> gradients
 
 
 Draw = Callable[[list[int], list[int]], tuple[Batch, torch.Tensor]]  # clients, keys -> their minibatches
@@ -88,7 +86,7 @@ class Together:
         return tracing.traced(self._batched, models, inputs, targets)
 
 
-_COMPILED_SIZES = (4, 16)  # gradients per call: each size costs seconds of compiling, so there are few
+_COMPILED_SIZES = (2, 8)  # gradients per call: each size costs seconds of compiling, so there are few
 
 
 class Compiled(Together):
@@ -104,61 +102,47 @@ class Compiled(Together):
 
     def __init__(self, loss: Loss, draw: Draw) -> None:
         super().__init__(loss, draw)
-        self._compiled: dict[tuple[int, int], Callable[..., torch.Tensor]] = {}  # by size and number of threads
+        self._compiled: dict[tuple[int, int], Call] = {}  # by size and number of threads
 
     def __call__(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
-        total, done, parts = len(models), 0, []
-        for size in _calls(total):
-            count = min(size, total - done)
-            part, who, draws = models[done : done + count], clients[done : done + count], keys[done : done + count]
-            if count < size:
-                part = torch.cat((part, part[:1].expand(size - count, -1)))
-                who, draws = who + who[:1] * (size - count), draws + draws[:1] * (size - count)
-            parts.append(self.over(part, *self._draw(who, draws))[:count])
-            done += count
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        count, sizes = len(models), _calls(len(models))
+        spare = sum(sizes) - count
+        if spare:
+            models = torch.cat((models, models[:1].expand(spare, -1)))
+            clients, keys = clients + clients[:1] * spare, keys + keys[:1] * spare
+        inputs, targets = self._draw(clients, keys)
+        if len(sizes) == 1:
+            return self.over(models, inputs, targets)[:count]
+        leaves, form = tree_flatten(inputs)
+        parts = zip(*(given.split(sizes) for given in (models, targets, *leaves)), strict=True)
+        found = [self.over(model, tree_unflatten(own, form), target) for model, target, *own in parts]
+        return torch.cat(found)[:count]
 
     def over(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
         kind = len(models), torch.get_num_threads()  # the compiler writes the number of threads into its loops
-        with torch.no_grad():
-            compiled = self._compiled.get(kind)
-            if compiled is None:
-                compiled = self._compiled[kind] = self._compile(models, inputs, targets)
-            return compiled(models, inputs, targets)
+        known = self._compiled.get(kind)
+        if known is None:
+            known = self._compiled[kind] = self._compile(models, inputs, targets)
+        return known(models, inputs, targets)
 
-    def _compile(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> Callable[..., torch.Tensor]:
+    def _compile(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> Call:
         """Compiled for these shapes, without anything that looks at shapes in each call: `_calls` has fixed them."""
-        disabled = logging.root.manager.disable
-        logging.disable(logging.CRITICAL)  # what fails is told in a line by whoever asked
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the compiler's own
-                import torch._inductor as inductor
+        leaves, form = tree_flatten(inputs)
 
-                given: list[Any] = [models, inputs, targets]
-                compiled: Callable[..., torch.Tensor]
-                graph = self._trace(*given)
-                with _remembered():
-                    compiled = inductor.compile(graph, given, options={"compile_threads": 1})
-                compiled(*given)
-        finally:
-            logging.disable(disabled)
-        return compiled
+        def flat(models: torch.Tensor, targets: torch.Tensor, *leaves: torch.Tensor) -> tuple[torch.Tensor]:
+            return (self._batched(models, tree_unflatten(leaves, form), targets),)
 
+        run = inductor.compiled(tracing.traced(flat, models, targets, *leaves), [models, targets, *leaves])
 
-def _remembered() -> AbstractContextManager[Any]:
-    """Where the compiler finds what it made of the same operations before. It looks nowhere without a `ShapeEnv`."""
-    from torch._guards import TracingContext
-    from torch._guards import tracing as tracing_in
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+        def call(models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
+            return run([given.contiguous() for given in (models, targets, *tree_leaves(inputs))])
 
-    context: AbstractContextManager[Any] = tracing_in(TracingContext(FakeTensorMode(shape_env=ShapeEnv())))
-    return context
+        call(models, inputs, targets)
+        return call
 
 
 def _calls(count: int) -> list[int]:
-    """Sizes of the calls that compute so many gradients. A call costs about as much as four more gradients do."""
+    """Sizes of the calls that compute so many gradients. A call costs about as much as one more gradient does."""
     small, large = _COMPILED_SIZES
     whole, rest = divmod(count, large)
     return [large] * whole + ([large] if rest > 2 * small else [small] * -(-rest // small))

@@ -17,7 +17,7 @@ _FILLED = {_aten.ones_like.default: 1, _aten.zeros_like.default: 0}
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten.expand.default, _aten.detach.default)
 
 
-def traced(function: Callable[..., torch.Tensor], *examples: Any) -> GraphModule:
+def traced(function: Callable[..., Any], *examples: Any) -> GraphModule:
     """The operations that the function does on arguments like these."""
     from torch.fx.experimental.proxy_tensor import make_fx
 

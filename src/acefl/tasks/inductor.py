@@ -1,0 +1,79 @@
+"""Tensor operations as machine code, by torch's inductor for a CPU.
+
+What was compiled once is kept as a library in torch's cache folder and loaded from there, which takes a millisecond:
+importing the compiler alone takes a second.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch.fx import GraphModule
+
+_OPTIONS = {
+    "compile_threads": 1,
+    "cpp.vec_isa_ok": True,  # what this processor has need not be tried out: a compiler that lacks it fails
+}
+
+
+def compiled(graph: GraphModule, examples: Sequence[torch.Tensor]) -> Callable[[list[torch.Tensor]], torch.Tensor]:
+    """What the graph, which gives a tuple of one tensor, computes of tensors like these. Contiguous ones: nobody looks
+    at strides again."""
+    library = _folder() / f"{_fingerprint(graph, examples)}.so"
+    if not library.exists():
+        _compile(graph, examples, library)
+    runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
+
+    def run(given: list[torch.Tensor]) -> torch.Tensor:
+        result: torch.Tensor = runner.run(given)[0]
+        return result
+
+    return run
+
+
+def _compile(graph: GraphModule, examples: Sequence[torch.Tensor], library: Path) -> None:
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # what fails is told in a line by whoever asked
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # the compiler's own
+            import torch._inductor as inductor
+
+            for node in graph.graph.nodes:
+                node.meta.clear()  # shapes found in tracing, in a form that the compiler does not take
+            made = inductor.aot_compile(graph, tuple(examples), options=_OPTIONS)
+    finally:
+        logging.disable(disabled)
+    library.parent.mkdir(parents=True, exist_ok=True)
+    beside = library.with_suffix(f".{os.getpid()}")
+    shutil.copyfile(str(made), beside)
+    beside.replace(library)
+
+
+def _folder() -> Path:
+    """Where torch keeps what it compiles; asking it would import the compiler."""
+    own = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    return (Path(own) if own else Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}") / "acefl"
+
+
+def _fingerprint(graph: GraphModule, examples: Sequence[torch.Tensor]) -> str:
+    """A name for all that decides what the compiler makes: operations, constants, shapes, and the machine."""
+    from llvmlite import binding
+
+    machine = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+    shapes = [(tuple(example.shape), str(example.dtype)) for example in examples]
+    known = torch.__version__, torch.get_num_threads(), machine, sorted(_OPTIONS.items()), shapes, graph.code
+    digest = hashlib.sha256(repr(known).encode())
+    for name, constant in (*graph.named_parameters(), *graph.named_buffers()):
+        shown = constant.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        digest.update(repr((name, tuple(constant.shape), str(constant.dtype))).encode() + shown.tobytes())
+    return digest.hexdigest()[:32]
