@@ -1,4 +1,4 @@
-"""Worker processes outlive nobody."""
+"""Worker processes outlive nobody, and are like processes of their own although they are forks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import numpy as np
+import pytest
+
+from acefl.studies.jobs import Job, open_jobs
 
 PROGRAM = """
 import os, pathlib, sys, time
@@ -34,6 +39,10 @@ def alive(pid: int) -> bool:
         return False
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -51,6 +60,7 @@ def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     try:
         assert wait_until(lambda: len(list(folder.iterdir())) == 2)
         workers = [int(path.name) for path in folder.iterdir()]
+        workers.append(parent_of(workers[0]))  # the process that they are forks of
         assert all(map(alive, workers))
         os.kill(parent.pid, signal.SIGKILL)
         assert wait_until(lambda: not any(map(alive, workers)))
@@ -60,3 +70,25 @@ def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
         for path in folder.iterdir():
             if alive(int(path.name)):
                 os.kill(int(path.name), signal.SIGKILL)
+
+
+def told(_: int) -> tuple[int, str, float, bool]:
+    time.sleep(0.2)  # so that both workers take part
+    return (
+        os.getpid(),
+        os.environ.get("ACEFL_TOLD", ""),
+        float(np.random.rand()),
+        "acefl.core.kernels.cpu" in sys.modules,
+    )
+
+
+def test_workers_have_the_environment_of_now_and_random_numbers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = set()
+    for value in ("first", "second"):  # the second pool's workers are forks of the same process
+        monkeypatch.setenv("ACEFL_TOLD", value)
+        with open_jobs(2) as jobs:
+            found = jobs.run([Job(told, number) for number in range(4)])
+        assert {environment for _, environment, _, _ in found} == {value}
+        assert all(loaded for *_, loaded in found)
+        drawn |= {number for _, _, number, _ in found}
+    assert len(drawn) == 8

@@ -63,10 +63,12 @@ def compare(
     from acefl.studies import cost
     from acefl.studies.compare import compare as run_study
     from acefl.studies.compare import rates_of
+    from acefl.studies.pools import get_ready
     from acefl.studies.spec import RunSpec
 
     check_replaceable(out, goes_on=True)
     rules, step = options.parse_methods(method), options.parse_step(optimizer, schedule)
+    get_ready(workers)
     ready = prepare(task, scenario, stop, rules, chosen[0])
     rates = options.parse_rates(lr)
     if not json:

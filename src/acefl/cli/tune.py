@@ -74,11 +74,13 @@ def tune(
     from acefl.cli.prepare import prepare
     from acefl.rules import label
     from acefl.studies import cost
+    from acefl.studies.pools import get_ready
     from acefl.studies.spec import TUNING_SEED, RunSpec
     from acefl.studies.tune import ALL, search_ranges
     from acefl.studies.tune import tune as search
 
     [rule] = options.parse_methods([method])
+    get_ready(workers)
     ready = prepare(task, scenario, stop, [rule], TUNING_SEED)
     usual = search_ranges(rule, ready.task.clients)
     unnamed = [name for name in usual if name != "lr" and f"{name}=" not in method.replace(" ", "")]

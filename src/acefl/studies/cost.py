@@ -6,7 +6,6 @@ The timing is a run of its own that is thrown away: it changes no result.
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import sys
 import time
@@ -15,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from acefl.probes import Participation
 from acefl.runs.simulate import simulation
 from acefl.runs.training import never
-from acefl.studies.pools import single_threaded
+from acefl.studies.pools import how_many, single_threaded
 from acefl.studies.spec import RunSpec
 from acefl.tasks.base import Task
 from acefl.tasks.sources import build_task
 
-_LIMIT = 0.6  # seconds for timing arrivals, shared by the runs that are timed
+_LIMIT = 0.3  # seconds for timing arrivals, shared by the runs that are timed
 _FIRST_RATES = 7  # that a search tries at the least
 _TRIAL_EVALUATIONS = 5
 _MUCH = 0.25  # of the time: evaluations that take more are worth a word
@@ -116,7 +115,7 @@ def _sentence(work: str, known: Timed, runs: float, looks: float, plan: RunSpec,
     evaluating = looks * statistics.fmean(each for _, each in known)
     seconds = training + evaluating
     here = callable(plan.task) or callable(plan.logger)
-    count = 1 if here else min(os.cpu_count() or 1, 8) if workers is None else max(1, workers)
+    count = 1 if here else max(1, how_many(workers))
     if not math.isfinite(seconds):
         return f"to do: {work}"
     much = f", {evaluating / seconds:.0%} of it evaluations" if evaluating > _MUCH * seconds else ""

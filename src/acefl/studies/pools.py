@@ -6,15 +6,21 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import forkserver, resource_tracker
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from acefl.core.errors import InvalidInput, require
+
+_FORKS = sys.platform == "linux"  # elsewhere libraries of the system do not survive it
+_CONTEXT = multiprocessing.get_context("forkserver" if _FORKS else "spawn")
 
 Work = Callable[[Any], Any]
 Futures = Iterable[Future[Any]]
@@ -52,7 +58,7 @@ def open_pool(workers: int | None = None, *, here: bool = False, ray: str | None
 
 @contextlib.contextmanager
 def _open(workers: int | None, here: bool, ray: str | None) -> Iterator[Pool]:
-    count = min(os.cpu_count() or 1, 8) if workers is None else workers
+    count = how_many(workers)
     require(count >= 1, f"workers is {workers}; allowed: at least 1")
     if ray is not None:
         with _connected(ray, workers) as connection:
@@ -61,9 +67,27 @@ def _open(workers: int | None, here: bool, ray: str | None) -> Iterator[Pool]:
         with contextlib.nullcontext() if here else single_threaded():
             yield ThisProcess()
     else:
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(count, mp_context=spawn, initializer=_prepare) as executor:
+        get_ready(count)
+        with ProcessPoolExecutor(count, _CONTEXT, _prepare, (dict(os.environ),)) as executor:
             yield Processes(executor)
+
+
+def how_many(workers: int | None) -> int:
+    """Worker processes where somebody asked for so many, or said nothing."""
+    return min(os.cpu_count() or 1, 8) if workers is None else workers
+
+
+def get_ready(workers: int | None) -> None:
+    """Start importing what workers need, beside what this process does meanwhile.
+
+    On Linux workers are forks of one process that has done so: the first pool pays for it, later ones start in
+    milliseconds. That process ends with this one.
+    """
+    if _FORKS and how_many(workers) > 1:
+        _CONTEXT.set_forkserver_preload(["acefl.studies.preloaded"])
+        resource_tracker.ensure_running()  # starting it lets signals through again, so it is not started below
+        with _uninterrupted():
+            forkserver.ensure_running()
 
 
 @contextlib.contextmanager
@@ -196,9 +220,13 @@ def _uninterrupted() -> Iterator[None]:
             signal.raise_signal(one)
 
 
-def _prepare() -> None:
-    """Workers share the cores by processes, not by threads within one."""
+def _prepare(environment: dict[str, str]) -> None:
+    """Workers share the cores by processes, not by threads within one. What a fork has in common with others that
+    are to be processes of their own, it gets anew: the caller's environment, and numpy's own seed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ.clear()
+    os.environ.update(environment)
+    np.random.seed()
     torch.set_num_threads(1)
 
 

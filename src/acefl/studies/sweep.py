@@ -40,6 +40,7 @@ from acefl.runs.record import FORMAT, machine, settings_name
 from acefl.studies import cost
 from acefl.studies.jobs import Job, open_jobs
 from acefl.studies.objective import Objective
+from acefl.studies.pools import get_ready
 from acefl.studies.results import Sweep
 from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, RunSpec
 from acefl.tasks.sources import build_task, check_task, parse_task
@@ -182,6 +183,7 @@ def sweep(
 
 def print_cost(grid: Grid, folder: Path, workers: int | None) -> None:
     """Say what the cells that are not there yet will cost."""
+    get_ready(workers)
     specs = [cell.spec(folder) for cell in grid.cells()]
     waiting = [spec for spec in specs if spec.out is not None and not (spec.out / "summary.json").exists()]
     if waiting:
