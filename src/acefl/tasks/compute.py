@@ -50,7 +50,7 @@ class OneByOne:
         rows = [
             self._gradient(models[k], tree_map(lambda t, k=k: t[k], inputs), targets[k]) for k in range(len(models))
         ]
-        return torch.stack(rows)
+        return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)
 
 
 class Together:
