@@ -15,6 +15,7 @@ EVERY = (
     "quadratic_gap",
     "probes",
     "checkpoint",
+    "shared_version",
     "sweep_scaling",
 )
 
