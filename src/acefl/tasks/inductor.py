@@ -62,7 +62,14 @@ def _compile(graph: GraphModule, examples: Sequence[torch.Tensor], library: Path
 def _folder() -> Path:
     """Where torch keeps what it compiles; asking it would import the compiler."""
     own = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    return (Path(own) if own else Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}") / "acefl"
+    return (Path(own) if own else Path(tempfile.gettempdir()) / f"torchinductor_{_user()}") / "acefl"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # containers may run under a number that has no name
+        return str(os.getuid())
 
 
 def _fingerprint(graph: GraphModule, examples: Sequence[torch.Tensor]) -> str:
