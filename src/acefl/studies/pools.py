@@ -19,7 +19,8 @@ import torch
 
 from acefl.core.errors import InvalidInput, require
 
-_FORKS = sys.platform == "linux"  # elsewhere libraries of the system do not survive it
+_GPU = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # drivers: a fork of a process that has asked one cannot use it
+_FORKS = sys.platform == "linux" and not any(map(os.path.exists, _GPU))  # nor do other systems' libraries survive it
 _CONTEXT = multiprocessing.get_context("forkserver" if _FORKS else "spawn")
 
 Work = Callable[[Any], Any]
@@ -80,8 +81,8 @@ def how_many(workers: int | None) -> int:
 def get_ready(workers: int | None) -> None:
     """Start importing what workers need, beside what this process does meanwhile.
 
-    On Linux workers are forks of one process that has done so: the first pool pays for it, later ones start in
-    milliseconds. That process ends with this one.
+    On Linux without a GPU workers are forks of one process that has done so: the first pool pays for it, later ones
+    start in milliseconds. That process ends with this one. Elsewhere every worker imports for itself.
     """
     if _FORKS and how_many(workers) > 1:
         _CONTEXT.set_forkserver_preload(["acefl.studies.preloaded"])
