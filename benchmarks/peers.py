@@ -2,10 +2,10 @@
 without `--setup`.
 
 The work: digits, MLP 64-64-10, 100 clients, one minibatch of 50 per task, the slowest client 30 times slower than the
-fastest, evaluation every 200 arrivals, one thread, 2,000 arrivals (fewer where a peer would take minutes; the table
-says how many). Every system gets the same rows: clients with fewer than 50 have some of theirs repeated. Each turn is a
-process of its own, with a warm-up that is not timed; building a peer's server and clients is not timed either. Turns of
-all systems are interleaved.
+fastest, evaluation every 200 arrivals, one thread, 2,000 arrivals (fewer where a peer would take minutes, and for acefl
+once more 200,000, for which it compiles; the table says how many). Every system gets the same rows: clients with fewer
+than 50 have some of theirs repeated. Each turn is a process of its own, with a warm-up that is not timed; building a
+peer's server and clients is not timed either. Turns of all systems are interleaved.
 
 Peers live in environments of their own, under `--cache`. One that cannot be installed or run is reported and left out.
 What was switched off in each, always in its favour, is said at the top of its driver in `benchmarks/peer_drivers`.
@@ -33,7 +33,8 @@ from benchmarks.common import report
 DRIVERS = Path(__file__).parent / "peer_drivers"
 ARRIVALS, CLIENTS, BATCH = 2_000, 100, 50
 TORCH = "torch==2.13.0"  # accepts a CPU-only build where pip knows of one
-OURS = "acefl"
+OURS, OURS_LONG, LONG = "acefl: ", "acefl, long: ", 200_000
+METHODS = ("ASGD", "FedBuff", "ACE")
 BARE = "plain torch: gradients alone"
 
 
@@ -90,7 +91,8 @@ def systems() -> list[System]:
     return [
         System(BARE, "plain_torch.py", "gradients"),
         System("plain torch: ASGD in an event loop by hand", "plain_torch.py", "events"),
-        *(System(f"{OURS}: {method}", "acefl_simulate.py", method) for method in ("ASGD", "FedBuff", "ACE")),
+        *(System(f"{OURS}{method}", "acefl_simulate.py", method) for method in METHODS),
+        *(System(f"{OURS_LONG}{method}", "acefl_simulate.py", method, arrivals=LONG) for method in METHODS),
         System("APPFL 1.12 without gc.collect: FedAsync", "appfl_vsim.py", "FedAsync", "appfl", True),
         System("APPFL 1.12 without gc.collect: FedBuff", "appfl_vsim.py", "FedBuff", "appfl", True),
         System("APPFL 1.12 as shipped: FedAsync", "appfl_vsim.py", "FedAsync as shipped", "appfl", True, 10),
@@ -131,8 +133,8 @@ def save_digits(path: Path) -> None:
         train_x=task._inputs.numpy()[chosen],
         train_y=task._targets.numpy()[chosen],
         counts=[len(own) for own in rows],
-        test_x=task._test[0].numpy(),
-        test_y=task._test[1].numpy(),
+        test_x=task._test.inputs.numpy(),
+        test_y=task._test.targets.numpy(),
     )
 
 
@@ -185,19 +187,21 @@ def main() -> None:
                 print(f"turn {number + 1} of {given.repeats}: {system.name}", file=sys.stderr, flush=True)
                 turn(system, data, cache, Path(scratch), given.limit)
     bare = next((system.speed() for system in measured if system.name == BARE), None)
-    report("peers", __doc__ or "", [system.row(bare) for system in measured], target(measured))
+    report("peers", __doc__ or "", [system.row(bare) for system in measured], targets(measured))
 
 
-def target(measured: list[System]) -> list[dict[str, Any]]:
-    ours = [s.speed() for s in measured if s.name.startswith(OURS)]
+def targets(measured: list[System]) -> list[dict[str, Any]]:
     peers = {s.name: s.speed() for s in measured if s.asynchronous_peer}
     known = {name: speed for name, speed in peers.items() if speed is not None}
-    if not known or not ours or None in ours:
-        return []
-    fastest = max(known, key=lambda name: known[name])
-    times = min(speed for speed in ours if speed is not None) / known[fastest]
-    what = f"our slowest method, times the fastest asynchronous peer ({fastest})"
-    return [{"what": what, "measured": times, "asked": ">= 10", "met": times >= 10}]
+    found: list[dict[str, Any]] = []
+    for ours, which, asked in ((OURS, "our slowest method", 10), (OURS_LONG, "the same in a long run", 40)):
+        speeds = [speed for s in measured if s.name.startswith(ours) and (speed := s.speed()) is not None]
+        if known and len(speeds) == len(METHODS):
+            fastest = max(known, key=lambda name: known[name])
+            times = min(speeds) / known[fastest]
+            what = f"{which}, times the fastest asynchronous peer ({fastest})"
+            found.append({"what": what, "measured": times, "asked": f">= {asked}", "met": times >= asked})
+    return found
 
 
 if __name__ == "__main__":
