@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from experiments.lora import page, study, texts
+from experiments.lora import study, texts
 
 from acefl.core.errors import InvalidInput
 from acefl.paper.records import Ledger
@@ -48,14 +48,15 @@ def test_a_run_that_outlasts_the_time_is_left_and_not_recorded(tmp_path: Path) -
     assert not endless.ledger.records
 
 
-def test_the_page_is_that_of_the_records(tmp_path: Path) -> None:
+@pytest.mark.parametrize("small", [False, True])
+def test_the_page_is_that_of_the_records(small: bool, tmp_path: Path) -> None:
     """Made again from what is recorded, it is the one in the repository."""
-    recorded = study.HERE / "results.jsonl"
+    kept = study.HERE / "small" if small else study.HERE
     for name in ("results.jsonl", "machine.json"):
-        if recorded.exists():
-            (tmp_path / name).write_bytes((study.HERE / name).read_bytes())
-    page.write(tmp_path, list(study.ADAPTERS), list(study.SPEEDS))
-    assert (tmp_path / "README.md").read_text() == (study.HERE / "README.md").read_text()
+        if (kept / name).exists():
+            (tmp_path / name).write_bytes((kept / name).read_bytes())
+    study.main(["page", "--out", str(tmp_path), *(["--small"] if small else [])])
+    assert (tmp_path / "README.md").read_text() == (kept / "README.md").read_text()
 
 
 def test_clients_have_messages_of_one_group_and_hold_out_later_ones(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from acefl.core.files import read_json
 from acefl.core.metrics import Target
@@ -13,30 +14,55 @@ from acefl.paper.page import Page, curves
 from acefl.paper.records import Ledger, Results
 from acefl.report.statistics import half_width, leaders, why_bold
 
+if TYPE_CHECKING:
+    from experiments.lora.study import Size
+
 ALL, SLOW = "heldout_client_perplexity", "heldout_slow_perplexity"
 ANCHOR = "FedAvg"
 BETTER = {"perplexity": "smaller"}
 TOY = "a tiny random model"
-INTRODUCTION = """# Asynchronous LoRA of a language model
+_INTRODUCTION = """# Asynchronous LoRA of a language model{small}
 
-SmolLM2-135M-Instruct with rank-8 adapters on 20 Newsgroups, each group over five clients; perplexity is on later
-messages of the same group, which nobody trains on. Devices are those of EdgeFlowerTune: three in eight take 11 to 14
-seconds per step, the others 170 to 174. Speeds are tied to the data (the last groups have the slow devices),
-independent of them, or reversed. Every method has its learning rate from four trials, three times apart, on a seed that
-is not reported. All stop at the same number of uploads.
+SmolLM2-135M-Instruct with rank-8 adapters on 20 Newsgroups, each group over {clients}; a client's work is
+`{work}` on {batch} rows of {length} tokens. Perplexity is on later messages of the same group, which nobody
+trains on. Devices are those of EdgeFlowerTune: three in eight take 11 to 14 seconds per step, the others 170 to 174.
+Speeds are tied to the data (the last groups have the slow devices), independent of them, or reversed. Every method has
+its learning rate from four trials, three times apart, on a seed that is not reported. All stop at {arrivals} uploads.
 
-    python experiments/lora/study.py run --data DIR --device cuda --bf16 --seconds 540   # until nothing is missing
-    python experiments/lora/study.py page
+    {command}
+    {command_of_page}
+{also}"""
+_ALSO = """
+The same with 20 clients and shorter texts, which two cores have finished: [small](small/README.md).
 """
+_COMMAND = "python experiments/lora/study.py"
 
 
-def write(folder: Path, adapters: Sequence[str], speeds: Sequence[str]) -> Path:
+def _introduction(size: Size, small: bool) -> str:
+    kind = " --small" if small else ""
+    how = "--bf16" if small else "--device cuda --bf16 --seconds 540   # until nothing is missing"
+    return _INTRODUCTION.format(
+        small=", small enough for two cores" if small else "",
+        clients="one client" if size.clients_per_group == 1 else f"{size.clients_per_group} clients",
+        work=size.local,
+        batch=size.batch,
+        length=size.length,
+        arrivals=size.arrivals,
+        command=f"{_COMMAND} run{kind} --data DIR {how}",
+        command_of_page=f"{_COMMAND} page{kind}",
+        also="" if small else _ALSO,
+    ).rstrip()
+
+
+def write(folder: Path, adapters: Sequence[str], speeds: Sequence[str], size: Size, *, small: bool = False) -> Path:
     ledger = Ledger(folder / "results.jsonl") if (folder / "results.jsonl").exists() else None
     results = Results(ledger.records.values() if ledger else ())
     page = Page(folder)
-    page.text(INTRODUCTION.rstrip())
+    page.text(_introduction(size, small))
     if any(record["settings"]["model"] == TOY for record in results.records):
         page.text(f"*Not for citing: what follows is of {TOY} and made-up sentences, to see that the study works.*")
+    if small:  # what a CPU has had no time for is not listed
+        speeds = [one for one in speeds if results.where(speeds=one).records]
     for one in speeds:
         page.text(f"## Speeds {one}")
         for adapter in adapters:
@@ -48,6 +74,8 @@ def write(folder: Path, adapters: Sequence[str], speeds: Sequence[str]) -> Path:
             caption = f"Held-out perplexity, {words}; speeds {one}."
             curves(page, name, caption, results, panels, metric=metric, words=f"perplexity, {words}")
     if results.records:
+        for line in _what_travels(results):
+            page.text(line)
         page.text(_at_the_edge(results))
         page.text(_made(results, folder))
     return page.write()
@@ -64,8 +92,10 @@ def _cell(page: Page, results: Results) -> None:
     for method in methods:
         rates = {record["settings"]["lr"] for record in common.where(method=method).records}
         scores = [_interval(common.values(metric, method=method), method in bold[metric]) for metric in (ALL, SLOW)]
-        rows.append([method, ", ".join(f"{rate:.2g}" for rate in rates), *scores, *_to_anchor(common, method)])
-    header = ["method", "rate", "perplexity, all", "slowest fifth", f"time to {ANCHOR}'s end", "of its time", "uploads"]
+        ends = _interval([record["time"] for record in common.where(method=method).records], False)
+        rows.append([method, ", ".join(f"{rate:.2g}" for rate in rates), *scores, ends, *_to_anchor(common, method)])
+    last = [f"time to {ANCHOR}'s perplexity", "of its time", "uploads"]
+    header = ["method", "rate", "perplexity, all", "slowest fifth", "virtual time of all uploads, s", *last]
     page.table(header, rows)
     page.text(why_bold(len(methods), common.seeds, any(bold.values())))
 
@@ -108,8 +138,31 @@ def _interval(values: Sequence[float], bold: bool) -> str:
     if not all(map(math.isfinite, values)):
         return "diverged"
     half = half_width(values)
-    text = f"{statistics.fmean(values):.3g}" + (f" ± {half:.2g}" if math.isfinite(half) else "")
+    text = _number(statistics.fmean(values), 3) + (f" ± {_number(half, 2)}" if math.isfinite(half) else "")
     return f"**{text}**" if bold else text
+
+
+def _number(value: float, digits: int) -> str:
+    """With so many digits, and no powers of ten."""
+    return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:,.0f}"
+
+
+def _what_travels(results: Results) -> list[str]:
+    """B alone against A and B: the perplexities of a method by the same speeds, on the same seeds."""
+    said = []
+    for speeds in results.having("speeds"):
+        for method in results.having("method"):
+            both, alone = (
+                results.by_seed(ALL, adapter=adapter, speeds=speeds, method=method)
+                for adapter in ("A and B", "B alone")
+            )
+            ratios = [100 * (alone[seed] / both[seed] - 1) for seed in sorted(both.keys() & alone.keys())]
+            if ratios:
+                change = _interval(ratios, False)
+                said.append(
+                    f"Speeds {speeds}, {method}: with B alone perplexity is {change} % higher than with A and B."
+                )
+    return said
 
 
 def _at_the_edge(results: Results) -> str:

@@ -2,6 +2,7 @@
 
     python experiments/lora/study.py run --data DIR --model FILE [--device cuda --bf16] [--seconds 540]
     python experiments/lora/study.py page            # README.md here, from results.jsonl
+    python experiments/lora/study.py run --small --data DIR --bf16    # the same over 20 clients, for a CPU; into small/
     python experiments/lora/study.py run --quick     # that it works, with a tiny random model; into a temporary folder
 
 DIR holds 20 Newsgroups (see `acefl.tasks.text_files`). FILE is SmolLM2-135M as GGUF, or a folder of transformers;
@@ -42,13 +43,7 @@ from acefl.tasks.language_model import LanguageModel  # noqa: E402
 
 SEEDS = (0, 1, 2)
 RATES = (-1, 0, 1, 2)  # powers of 3, times the rate by which a method moves by one mean update a round
-METHODS: dict[str, Method] = {
-    "FedAvg": FedAvg(),
-    "FedBuff": FedBuff(),
-    "CA2FL": CA2FL(),
-    "ACE": ACE(warmup="seen"),
-    "ACED": ACED(tau=300, warmup="seen"),
-}
+METHODS = ("FedAvg", "FedBuff", "CA2FL", "ACE", "ACED")
 ADAPTERS = {"A and B": False, "B alone": True}  # freeze_a
 SPEEDS = {"tied to data": "last", "independent": "random", "reversed": "first"}  # who is slow
 KEPT = ("heldout_client_perplexity", "heldout_slow_perplexity", "heldout_client_loss", "heldout_slow_loss")
@@ -68,7 +63,17 @@ class Size:
     arrivals: int = 800
     evaluations: int = 10
 
+    @property
+    def clients(self) -> int:
+        return texts.GROUPS * self.clients_per_group
 
+    def method(self, name: str) -> Method:
+        """ACED leaves out who has been silent for as long as everybody takes to report three times at equal speeds."""
+        methods = (FedAvg(), FedBuff(), CA2FL(), ACE(warmup="seen"), ACED(tau=3 * self.clients, warmup="seen"))
+        return dict(zip(METHODS, methods, strict=True))[name]
+
+
+SMALL = Size(clients_per_group=1, held_out=1, length=64, batch=2, arrivals=160, evaluations=5)
 QUICK = Size(clients_per_group=1, documents=6, held_out=2, length=12, batch=2, arrivals=24, evaluations=2)
 
 
@@ -130,7 +135,7 @@ class Study:
 
     def _records(self, planned: Planned) -> Iterator[Record]:
         """The trials of rates, as many for every method, and then the reported runs."""
-        centre = default_lr(METHODS[planned.method], self._clients)
+        centre = default_lr(self._size.method(planned.method), self._size.clients)
         search = GridSearch(lambda place: centre * 3.0**place, RATES, looks=0)
         for lr in search.ask():
             found = yield from self._recorded(planned, lr, TUNING_SEED, "trial")
@@ -162,7 +167,7 @@ class Study:
 
         return simulate(
             self._task(planned.adapter, seed),
-            METHODS[planned.method],
+            self._size.method(planned.method),
             lr=lr,
             scenario=planned.scenario,
             stop=Stop(arrivals=self._size.arrivals),
@@ -170,10 +175,6 @@ class Study:
             evaluations=self._size.evaluations,
             progress=watch,
         )
-
-    @functools.cached_property
-    def _clients(self) -> int:
-        return 20 * self._size.clients_per_group
 
     @functools.cached_property
     def _texts(self) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
@@ -236,17 +237,19 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument("--bf16", action="store_true")
     options.add_argument("--seconds", type=float, default=float("inf"), help="stop before so many are over")
     options.add_argument("--only", choices=SPEEDS, default=None, help="cells of these speeds alone")
+    options.add_argument("--small", action="store_true")
     options.add_argument("--quick", action="store_true")
     given = options.parse_args(arguments)
-    out = given.out or (Path(tempfile.mkdtemp()) if given.quick else HERE)
+    size = QUICK if given.quick else SMALL if given.small else Size()
+    out = given.out or (Path(tempfile.mkdtemp()) if given.quick else HERE / "small" if given.small else HERE)
     if given.command == "run":
         if given.data is None and not given.quick:
             options.error("run needs --data, a folder with 20 Newsgroups")
-        study = Study(out, given, QUICK if given.quick else Size())
+        study = Study(out, given, size)
         done = study.fill()
         print(f"{len(study.ledger.records)} runs are recorded; {'nothing' if done else 'something'} is missing")
     if given.command == "page" or given.quick:
-        print(page.write(out, list(ADAPTERS), list(SPEEDS)))
+        print(page.write(out, list(ADAPTERS), list(SPEEDS), size, small=given.small))
 
 
 if __name__ == "__main__":

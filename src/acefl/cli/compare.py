@@ -42,7 +42,7 @@ def compare(
     """Compare methods, each with its own tuned learning rate.
 
     Without options: the paper's six methods on handwritten digits, 100 clients
-    whose speed goes with their data, 10,000 uploads, 3 seeds. About a minute later
+    whose speed goes with their data, 10,000 uploads, 3 seeds. Half a minute later
     there is a table on the terminal and a report in acefl-compare/report.html.
     Interrupted or killed, the same command goes on where it was.
 
