@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from acefl.core.files import read_json
 from acefl.core.metrics import Target
 from acefl.paper.page import Page, curves
-from acefl.paper.records import Ledger, Results
+from acefl.paper.records import Ledger, Record, Results
 from acefl.report.statistics import half_width, leaders, why_bold
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 ALL, SLOW = "heldout_client_perplexity", "heldout_slow_perplexity"
 ANCHOR = "FedAvg"
+LONGER = "longer"  # the kind of a run that goes on beyond the others' uploads
 BETTER = {"perplexity": "smaller"}
 TOY = "a tiny random model"
 _INTRODUCTION = """# Asynchronous LoRA of a language model{small}
@@ -28,6 +29,7 @@ SmolLM2-135M-Instruct with rank-8 adapters on 20 Newsgroups, each group over {cl
 trains on. Devices are those of EdgeFlowerTune: three in eight take 11 to 14 seconds per step, the others 170 to 174.
 Speeds are tied to the data (the last groups have the slow devices), independent of them, or reversed. Every method has
 its learning rate from four trials, three times apart, on a seed that is not reported. All stop at {arrivals} uploads.
+For the time to {anchor}'s last perplexity the others are run again, and go on to {longer}.
 
     {command}
     {command_of_page}
@@ -48,6 +50,8 @@ def _introduction(size: Size, small: bool) -> str:
         batch=size.batch,
         length=size.length,
         arrivals=size.arrivals,
+        anchor=ANCHOR,
+        longer=size.longer * size.arrivals,
         command=f"{_COMMAND} run{kind} --data DIR {how}",
         command_of_page=f"{_COMMAND} page{kind}",
         also="" if small else _ALSO,
@@ -57,6 +61,7 @@ def _introduction(size: Size, small: bool) -> str:
 def write(folder: Path, adapters: Sequence[str], speeds: Sequence[str], size: Size, *, small: bool = False) -> Path:
     ledger = Ledger(folder / "results.jsonl") if (folder / "results.jsonl").exists() else None
     results = Results(ledger.records.values() if ledger else ())
+    longer = [record for record in ledger.records.values() if record["kind"] == LONGER] if ledger else []
     page = Page(folder)
     page.text(_introduction(size, small))
     if any(record["settings"]["model"] == TOY for record in results.records):
@@ -67,7 +72,7 @@ def write(folder: Path, adapters: Sequence[str], speeds: Sequence[str], size: Si
         page.text(f"## Speeds {one}")
         for adapter in adapters:
             page.text(f"### What travels: {adapter}")
-            _cell(page, results.where(adapter=adapter, speeds=one))
+            _cell(page, results.where(adapter=adapter, speeds=one), longer)
         panels = {adapter: {"adapter": adapter, "speeds": one} for adapter in adapters}
         for metric, words in ((ALL, "all clients"), (SLOW, "the slowest fifth")):
             name = f"{one.replace(' ', '-')}-{metric.split('_')[1]}"
@@ -81,7 +86,7 @@ def write(folder: Path, adapters: Sequence[str], speeds: Sequence[str], size: Si
     return page.write()
 
 
-def _cell(page: Page, results: Results) -> None:
+def _cell(page: Page, results: Results, longer: Sequence[Record]) -> None:
     if not results.records:
         page.text("Not recorded yet.")
         return
@@ -93,11 +98,14 @@ def _cell(page: Page, results: Results) -> None:
         rates = {record["settings"]["lr"] for record in common.where(method=method).records}
         scores = [_interval(common.values(metric, method=method), method in bold[metric]) for metric in (ALL, SLOW)]
         ends = _interval([record["time"] for record in common.where(method=method).records], False)
-        rows.append([method, ", ".join(f"{rate:.2g}" for rate in rates), *scores, ends, *_to_anchor(common, method)])
+        rows.append(
+            [method, ", ".join(f"{rate:.2g}" for rate in rates), *scores, ends, *_to_anchor(common, method, longer)]
+        )
     last = [f"time to {ANCHOR}'s perplexity", "of its time", "uploads"]
     header = ["method", "rate", "perplexity, all", "slowest fifth", "virtual time of all uploads, s", *last]
     page.table(header, rows)
-    page.text(why_bold(len(methods), common.seeds, any(bold.values())))
+    if len(methods) > 1:
+        page.text(why_bold(len(methods), common.seeds, any(bold.values())))
 
 
 def _leading(results: Results, methods: Sequence[str], metric: str) -> set[str]:
@@ -110,16 +118,17 @@ def _log(value: float) -> float:
     return math.log(value) if value > 0 else math.inf
 
 
-def _to_anchor(results: Results, method: str) -> list[str]:
+def _to_anchor(results: Results, method: str, longer: Sequence[Record]) -> list[str]:
     """When a method first has the perplexity with which FedAvg ends on the same seed: time, share of FedAvg's, uploads.
 
-    Nothing between evaluations is guessed.
+    Of longer runs, where there are any. Nothing between evaluations is guessed.
     """
     ends = {record["settings"]["seed"]: record for record in results.where(method=ANCHOR).records}
     if not ends:
         return [f"no {ANCHOR} yet", "", ""]
     found = []
     runs = results.where(method=method).records
+    runs = [record for record in longer if runs and record["labels"] == runs[0]["labels"]] or runs
     for record in runs:
         anchor = ends[record["settings"]["seed"]]
         value = anchor["final"].get(ALL)

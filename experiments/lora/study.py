@@ -62,6 +62,7 @@ class Size:
     local: str = "adamw(lr=0.002, steps=2)"
     arrivals: int = 800
     evaluations: int = 10
+    longer: int = 2  # times that, once more, where clients do not wait for each other: how long to FedAvg's perplexity
 
     @property
     def clients(self) -> int:
@@ -115,6 +116,7 @@ class Study:
         self._longest = 0.0  # seconds of a run in this process
         model = page.TOY if given.quick else (given.model or packaged()).name
         self._settings = {"model": model, "bf16": given.bf16, **dataclasses.asdict(size)}
+        del self._settings["longer"]  # says which runs are made, not what a run is
         for record in self.ledger.records.values():
             same = {name: record["settings"].get(name) for name in self._settings} == self._settings
             require(same, f"{out} has runs of other settings, such as {record['settings']}; allowed: another --out")
@@ -134,14 +136,15 @@ class Study:
         return True
 
     def _records(self, planned: Planned) -> Iterator[Record]:
-        """The trials of rates, as many for every method, and then the reported runs."""
+        """The trials of rates, as many for every method, then the reported runs, then longer ones."""
         centre = default_lr(self._size.method(planned.method), self._size.clients)
         search = GridSearch(lambda place: centre * 3.0**place, RATES, looks=0)
         for lr in search.ask():
             found = yield from self._recorded(planned, lr, TUNING_SEED, "trial")
             search.tell(lr, float("inf") if found["diverged"] else float(found["final"].get(CHOSEN_BY) or "inf"))
-        for seed in SEEDS:
-            yield from self._recorded(planned, search.best, seed, "run")
+        for kind in ("run",) if planned.method == page.ANCHOR else ("run", page.LONGER):
+            for seed in SEEDS:
+                yield from self._recorded(planned, search.best, seed, kind)
 
     def _recorded(self, planned: Planned, lr: float, seed: int, kind: str) -> Iterator[Record]:
         """Looked up, or made and yielded."""
@@ -150,7 +153,7 @@ class Study:
             began = time.perf_counter()
             if began + 1.1 * self._longest > self._deadline:
                 raise OutOfTime
-            run = self._run(planned, lr, seed)
+            run = self._run(planned, lr, seed, self._size.longer if kind == page.LONGER else 1)
             seconds = time.perf_counter() - began
             self._longest = max(self._longest, seconds)
             settings = {"lr": lr, "seed": seed, **self._settings}
@@ -159,7 +162,7 @@ class Study:
             yield self.ledger.records[cell]
         return self.ledger.records[cell]
 
-    def _run(self, planned: Planned, lr: float, seed: int) -> Run:
+    def _run(self, planned: Planned, lr: float, seed: int, times: int) -> Run:
         def watch(done: float, of: float, words: str) -> None:
             """Called at every hundredth of a run: it ends later than asked by that much."""
             if time.perf_counter() > self._deadline:
@@ -170,9 +173,9 @@ class Study:
             self._size.method(planned.method),
             lr=lr,
             scenario=planned.scenario,
-            stop=Stop(arrivals=self._size.arrivals),
+            stop=Stop(arrivals=times * self._size.arrivals),
             seed=seed,
-            evaluations=self._size.evaluations,
+            evaluations=times * self._size.evaluations,
             progress=watch,
         )
 
