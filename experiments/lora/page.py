@@ -29,7 +29,7 @@ SmolLM2-135M-Instruct with rank-8 adapters on 20 Newsgroups, each group over {cl
 trains on. Devices are those of EdgeFlowerTune: three in eight take 11 to 14 seconds per step, the others 170 to 174.
 Speeds are tied to the data (the last groups have the slow devices), independent of them, or reversed. Every method has
 its learning rate from four trials, three times apart, on a seed that is not reported. All stop at {arrivals} uploads.
-For the time to {anchor}'s last perplexity the others are run again, and go on to {longer}.
+For the time to {anchor}'s last perplexity others are run again, and go on to {longer}.
 
     {command}
     {command_of_page}
@@ -135,9 +135,10 @@ def _to_anchor(results: Results, method: str, longer: Sequence[Record]) -> list[
         reached = Target(ALL, float(value)).first(record["history"], BETTER) if value is not None else None
         if reached is not None:
             found.append((reached.time, reached.time / anchor["time"], float(reached.arrivals)))
+    within = f"not within {max(record['arrivals'] for record in runs)} uploads"
     if not found:
-        return ["not reached", "", ""]
-    missed = f" ({len(runs) - len(found)} of {len(runs)} seeds do not)" if len(found) < len(runs) else ""
+        return [within, "", ""]
+    missed = f" ({len(runs) - len(found)} of {len(runs)} seeds {within})" if len(found) < len(runs) else ""
     cells = [_interval(values, False) for values in zip(*found, strict=True)]
     return [cells[0] + missed, *cells[1:]]
 
