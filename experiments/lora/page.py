@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ALL, SLOW = "heldout_client_perplexity", "heldout_slow_perplexity"
 ANCHOR = "FedAvg"
-LONGER = "longer"  # the kind of a run that goes on beyond the others' uploads
+LONGER, TIMES = "longer", 2  # the kind of a run that goes on beyond the others' uploads, and to how many times as many
 BETTER = {"perplexity": "smaller"}
 TOY = "a tiny random model"
 _INTRODUCTION = """# Asynchronous LoRA of a language model{small}
@@ -51,7 +51,7 @@ def _introduction(size: Size, small: bool) -> str:
         length=size.length,
         arrivals=size.arrivals,
         anchor=ANCHOR,
-        longer=size.longer * size.arrivals,
+        longer=TIMES * size.arrivals,
         command=f"{_COMMAND} run{kind} --data DIR {how}",
         command_of_page=f"{_COMMAND} page{kind}",
         also="" if small else _ALSO,
@@ -79,10 +79,10 @@ def write(folder: Path, adapters: Sequence[str], speeds: Sequence[str], size: Si
             caption = f"Held-out perplexity, {words}; speeds {one}."
             curves(page, name, caption, results, panels, metric=metric, words=f"perplexity, {words}")
     if results.records:
-        for line in _what_travels(results):
+        for line in (*_against_anchor(results), *_what_travels(results)):
             page.text(line)
         page.text(_at_the_edge(results))
-        page.text(_made(results, folder))
+        page.text(_made(results, longer, folder))
     return page.write()
 
 
@@ -139,8 +139,10 @@ def _to_anchor(results: Results, method: str, longer: Sequence[Record]) -> list[
     if not found:
         return [within, "", ""]
     missed = f" ({len(runs) - len(found)} of {len(runs)} seeds {within})" if len(found) < len(runs) else ""
-    cells = [_interval(values, False) for values in zip(*found, strict=True)]
-    return [cells[0] + missed, *cells[1:]]
+    time, share, uploads = (_interval(values, False) for values in zip(*found, strict=True))
+    shares = [of_its for _, of_its, _ in found]
+    by_seed = f" ({_number(min(shares), 2)} to {_number(max(shares), 2)} by seed)" if min(shares) < max(shares) else ""
+    return [time + missed, share + by_seed, uploads]
 
 
 def _interval(values: Sequence[float], bold: bool) -> str:
@@ -157,22 +159,42 @@ def _number(value: float, digits: int) -> str:
     return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:,.0f}"
 
 
+def _against_anchor(results: Results) -> list[str]:
+    """Every method against FedAvg, for the same uploads on the same seeds."""
+    said = []
+    for speeds in results.having("speeds"):
+        for adapter in results.having("adapter"):
+            cell = results.where(speeds=speeds, adapter=adapter)
+            ends = {record["settings"]["seed"]: record["time"] for record in cell.where(method=ANCHOR).records}
+            for method in (one for one in cell.having("method") if ends and one != ANCHOR):
+                higher = _higher(cell.by_seed(ALL, method=method), cell.by_seed(ALL, method=ANCHOR))
+                runs = cell.where(method=method).records
+                times = _interval([ends[run["settings"]["seed"]] / run["time"] for run in runs], False)
+                said.append(
+                    f"Speeds {speeds}, {adapter}, {method}: {ANCHOR}'s uploads take {times} times as long; "
+                    f"perplexity after as many is {higher} than {ANCHOR}'s."
+                )
+    return said
+
+
 def _what_travels(results: Results) -> list[str]:
     """B alone against A and B: the perplexities of a method by the same speeds, on the same seeds."""
     said = []
     for speeds in results.having("speeds"):
         for method in results.having("method"):
-            both, alone = (
-                results.by_seed(ALL, adapter=adapter, speeds=speeds, method=method)
-                for adapter in ("A and B", "B alone")
-            )
-            ratios = [100 * (alone[seed] / both[seed] - 1) for seed in sorted(both.keys() & alone.keys())]
-            if ratios:
-                change = _interval(ratios, False)
-                said.append(
-                    f"Speeds {speeds}, {method}: with B alone perplexity is {change} % higher than with A and B."
-                )
+            entry = results.where(speeds=speeds, method=method)
+            both, alone = (entry.by_seed(ALL, adapter=adapter) for adapter in ("A and B", "B alone"))
+            if both and alone:
+                higher = _higher(alone, both)
+                said.append(f"Speeds {speeds}, {method}: perplexity is {higher} with B alone than with A and B.")
     return said
+
+
+def _higher(ours: dict[int, float], theirs: dict[int, float]) -> str:
+    """By how much in percent, over the seeds that both have."""
+    return (
+        f"{_interval([100 * (ours[s] / theirs[s] - 1) for s in sorted(ours.keys() & theirs.keys())], False)} % higher"
+    )
 
 
 def _at_the_edge(results: Results) -> str:
@@ -188,14 +210,15 @@ def _at_the_edge(results: Results) -> str:
     )
 
 
-def _made(results: Results, folder: Path) -> str:
+def _made(results: Results, longer: Sequence[Record], folder: Path) -> str:
     """What it cost and how it was computed."""
-    seconds = sum(record["seconds"] for record in (*results.records, *results.trials))
+    seconds = sum(record["seconds"] for record in (*results.records, *results.trials, *longer))
     ways = sorted({f"{r['compute']['strategy']}, {r['compute']['at_once']} at once" for r in results.records})
     where = read_json(folder / "machine.json")
     on = where.get("gpu") if where["device"] != "cpu" else where.get("cpu")
     bf16 = ", bfloat16" if where["bf16"] else ""
     return (
-        f"{len(results.records)} runs and {len(results.trials)} trials, {seconds / 60:.0f} minutes on {on}{bf16}. "
+        f"{len(results.records)} runs, {len(longer)} longer ones and {len(results.trials)} trials, "
+        f"{seconds / 60:.0f} minutes on {on}{bf16}. "
         f"Gradients: {'; '.join(ways)}. ± is half of the 95 % interval over seeds."
     )

@@ -62,7 +62,6 @@ class Size:
     local: str = "adamw(lr=0.002, steps=2)"
     arrivals: int = 800
     evaluations: int = 10
-    longer: int = 2  # times that, once more, where clients do not wait for each other: how long to FedAvg's perplexity
 
     @property
     def clients(self) -> int:
@@ -116,7 +115,6 @@ class Study:
         self._longest = 0.0  # seconds of a run in this process
         model = page.TOY if given.quick else (given.model or packaged()).name
         self._settings = {"model": model, "bf16": given.bf16, **dataclasses.asdict(size)}
-        del self._settings["longer"]  # says which runs are made, not what a run is
         for record in self.ledger.records.values():
             same = {name: record["settings"].get(name) for name in self._settings} == self._settings
             require(same, f"{out} has runs of other settings, such as {record['settings']}; allowed: another --out")
@@ -153,7 +151,7 @@ class Study:
             began = time.perf_counter()
             if began + 1.1 * self._longest > self._deadline:
                 raise OutOfTime
-            run = self._run(planned, lr, seed, self._size.longer if kind == page.LONGER else 1)
+            run = self._run(planned, lr, seed, page.TIMES if kind == page.LONGER else 1)
             seconds = time.perf_counter() - began
             self._longest = max(self._longest, seconds)
             settings = {"lr": lr, "seed": seed, **self._settings}
