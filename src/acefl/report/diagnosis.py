@@ -70,13 +70,13 @@ def impact(found: Diagnosis) -> pd.DataFrame:
         row: dict[str, Any] = {"method": label}
         if found.methods is not None:
             method = next(method for method in found.methods.methods if method.label == label)
-            late = pd.concat([_second_half(run.metrics) for run in method.runs])
+            late = pd.concat([second_half(run.metrics) for run in method.runs])
             row |= {name: float(late[name].mean()) for name in (*_TERMS, "mse", "squared_gradient", "cos_update")}
             row["averages"] = 1 / float(late["squared_weights"].mean())
             row["bias_share"] = float((late["bias"] / late["heterogeneity"]).mean())
             row["lr"] = method.lr
         if found.amplification is not None:
-            row["amplified"] = _amplified(found.amplification, label)
+            row["amplified"] = amplified(found.amplification, label)
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -106,7 +106,8 @@ def participation(found: Diagnosis) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _second_half(metrics: pd.DataFrame) -> pd.DataFrame:
+def second_half(metrics: pd.DataFrame) -> pd.DataFrame:
+    """The measured steps of a run's second half, when its start is forgotten."""
     measured = metrics[metrics["noise"].notna()] if "noise" in metrics else metrics.iloc[:0]
     if measured.empty:
         raise InvalidInput("no error terms were measured: the runs are shorter than the arrivals between two of them")
@@ -118,7 +119,8 @@ def _mean(method: Method, key: str) -> float:
     return float(np.mean(method.finals(key)))
 
 
-def _amplified(cells: pd.DataFrame, label: str) -> float:
+def amplified(cells: pd.DataFrame, label: str) -> float:
+    """How much larger a method's delay error is on the most heterogeneous data than on homogeneous ones."""
     slow = cells[(cells["method"] == label) & (cells["spread"] == cells["spread"].max())]
     delay = slow.groupby("heterogeneity")["delay"].mean()  # over seeds
     return float(delay[delay.index.max()] / delay[delay.index.min()])
@@ -252,11 +254,11 @@ def sentences(found: Diagnosis) -> list[str]:
         if free:
             said.append(f"{' and '.join(free)} {'has' if len(free) == 1 else 'have'} none.")
     if found.amplification is not None:
-        worst = max(found.labels, key=lambda label: _amplified(found.amplification, label))  # type: ignore[arg-type]
+        worst = max(found.labels, key=lambda label: amplified(found.amplification, label))  # type: ignore[arg-type]
         said.append(
             f"At the largest spread of speeds, heterogeneous data multiply the delay error of {worst} by "
-            f"{_amplified(found.amplification, worst):,.3g}"
-            + (f", that of ACE by {_amplified(found.amplification, 'ACE'):,.3g}." if "ACE" in found.labels else ".")
+            f"{amplified(found.amplification, worst):,.3g}"
+            + (f", that of ACE by {amplified(found.amplification, 'ACE'):,.3g}." if "ACE" in found.labels else ".")
         )
     table = slopes(found)
     if len(table):
