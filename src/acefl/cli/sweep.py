@@ -42,10 +42,13 @@ def sweep(
     from acefl.cli import show
     from acefl.core.errors import require
     from acefl.studies import sweep as sweeping
+    from acefl.studies.pools import get_ready
 
     require(grid is not None or bool(vary), "nothing to sweep: give GRID.toml, --vary KEY=V,V, or both")
     content: dict[str, Any] = sweeping.read_settings(grid) if grid is not None else {}
     chosen = sweeping.Grid.of({**content, **dict(map(sweeping.parse_axis, vary or []))})
+    if ray is None:
+        get_ready(workers)
     if not json:
         sweeping.print_cost(chosen, out, workers)
     with show.telling_how_to_resume(out), show.job_bar(quiet=json) as progress:

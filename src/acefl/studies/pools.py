@@ -82,7 +82,7 @@ def get_ready(workers: int | None) -> None:
     """Start importing what workers need, beside what this process does meanwhile.
 
     On Linux without a GPU workers are forks of one process that has done so: the first pool pays for it, later ones
-    start in milliseconds. That process ends with this one. Elsewhere every worker imports for itself.
+    start at once. That process ends with this one. Elsewhere every worker imports for itself.
     """
     if _FORKS and how_many(workers) > 1:
         _CONTEXT.set_forkserver_preload(["acefl.studies.preloaded"])

@@ -29,4 +29,4 @@ for _name in _USED:
         importlib.import_module(_name)
 
 patient.PATIENCE = patient.PATIENCE_LOSSLESS = 0  # compiled kernels are there, so they pay from the first exchange on
-gc.freeze()  # a collection takes 0.3 s to go through all that was imported, and would copy it into every fork
+gc.freeze()  # else every collection goes through all that was imported, and copies it into the fork

@@ -168,6 +168,8 @@ def sweep(
     def failed(job: Job, problem: str) -> None:
         write_json(note(job.key), {"settings": job.key.settings, "problem": problem})
 
+    if ray is None:
+        get_ready(workers)
     if progress is True:
         print_cost(grid, folder, workers)
     with shown(progress, "starting workers") as told, open_jobs(workers, ray=ray) as jobs:
@@ -183,7 +185,6 @@ def sweep(
 
 def print_cost(grid: Grid, folder: Path, workers: int | None) -> None:
     """Say what the cells that are not there yet will cost."""
-    get_ready(workers)
     specs = [cell.spec(folder) for cell in grid.cells()]
     waiting = [spec for spec in specs if spec.out is not None and not (spec.out / "summary.json").exists()]
     if waiting:
