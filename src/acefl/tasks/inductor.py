@@ -1,7 +1,7 @@
 """Tensor operations as machine code, by torch's inductor for a CPU.
 
-What was compiled once is kept as a library in torch's cache folder and loaded from there, which takes a millisecond:
-importing the compiler alone takes a second.
+What was compiled once is kept as a library in torch's cache folder and loaded from there, without the compiler:
+importing that alone would take longer than many a run.
 """
 
 from __future__ import annotations
