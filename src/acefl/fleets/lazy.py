@@ -120,7 +120,8 @@ class LazyWork:
         if self._sent is not None and len(self._sent.models) == len(versions) and self._sent.versions == [*versions]:
             return self._sent.models
         self._spread()
-        return torch.stack([self._models[version] for version in versions])
+        models = [self._models[version] for version in versions]
+        return models[0].unsqueeze(0) if len(models) == 1 else torch.stack(models)  # of one large model, no copy
 
     def state_dict(self) -> State:
         self._spread()

@@ -121,7 +121,10 @@ class Task(Protocol):
         ...
 
     def updates(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
-        """Row k: what clients[k] sends after working on models[k], with randomness from keys[k] alone."""
+        """Row k: what clients[k] sends after working on models[k], with randomness from keys[k] alone.
+
+        The models are borrowed: other tasks may start from the same ones, so nothing is written into them.
+        """
         ...
 
     def evaluate(self, model: Vector) -> Evaluation: ...
