@@ -358,6 +358,14 @@ def test_whether_8_bits_are_comparable_goes_by_the_error_over_seeds(gaps: list[f
     assert said.startswith(verdict)
 
 
+def test_the_second_half_of_a_run_is_all_its_evaluations_from_half_of_the_steps_on() -> None:
+    curve = [(0, 0.9), (49, 0.9), (50, 0.2), (80, 0.3), (100, 0.7)]
+    record = {"steps": 100, "history": [{"step": step, "accuracy": accuracy} for step, accuracy in curve]}
+    assert quantization._second_half(record) == pytest.approx(0.4)
+    record["history"] = [*record["history"], {"step": 100, "accuracy": None}]
+    assert quantization._second_half(record) is None
+
+
 def test_the_order_on_20_newsgroups_is_that_of_common_seeds() -> None:
     """Seed 1 is an easy one that only one method has: it says nothing about the method."""
     labels = {"form": "printed", "size": "n = 20, T = 100", "update": "adamw", "clock": "tick", "alpha": 0.1}
