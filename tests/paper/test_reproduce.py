@@ -360,10 +360,10 @@ def test_whether_8_bits_are_comparable_goes_by_the_error_over_seeds(gaps: list[f
 
 def test_the_second_half_of_a_run_is_all_its_evaluations_from_half_of_the_steps_on() -> None:
     curve = [(0, 0.9), (49, 0.9), (50, 0.2), (80, 0.3), (100, 0.7)]
-    record = {"steps": 100, "history": [{"step": step, "accuracy": accuracy} for step, accuracy in curve]}
-    assert quantization._second_half(record) == pytest.approx(0.4)
-    record["history"] = [*record["history"], {"step": 100, "accuracy": None}]
-    assert quantization._second_half(record) is None
+    history = [{"step": step, "accuracy": accuracy} for step, accuracy in curve]
+    whole = {"kind": "run", "labels": {}, "settings": {"seed": 0}, "steps": 100, "history": history, "final": {}}
+    lost = {**whole, "settings": {"seed": 1}, "history": [*history, {"step": 100, "accuracy": None}]}
+    assert quantization._second_half(Results([whole, lost])).by_seed("accuracy") == {0: pytest.approx(0.4)}
 
 
 def test_the_order_on_20_newsgroups_is_that_of_common_seeds() -> None:

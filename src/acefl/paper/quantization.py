@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 from statistics import fmean
 
 from acefl.paper import cifar10_main as main
-from acefl.paper.differences import Difference
+from acefl.paper.differences import Difference, paired
 from acefl.paper.page import Page, curves
 from acefl.paper.plan import Claim, Contestant, Planned, Recipe, Request, entry
 from acefl.paper.records import Record, Results
-from acefl.report.statistics import same_seed
 
 NAME = "quantization"
 BETA = 5.0
@@ -58,39 +56,33 @@ def report(results: Results, page: Page) -> None:
             "added after results were seen, because curves rise and fall between evaluations; the verdict below goes "
             "by the final accuracy, as it did before:"
         )
-        gaps = _gaps(own, _second_half)
+        gaps = _gaps(_second_half(own))
         page.table(("method", "difference"), [(name, str(gap)) for name, gap in gaps.items()])
 
 
-def _final(record: Record) -> float | None:
-    found: float | None = record["final"].get("accuracy")
-    return found
+def _second_half(results: Results) -> Results:
+    """The same runs with the mean accuracy of their evaluations after half of the steps in place of the final one."""
+
+    def of(record: Record) -> Record:
+        late = [row["accuracy"] for row in record["history"] if 2 * row["step"] >= record["steps"]]
+        return {**record, "final": {"accuracy": None if None in late else fmean(late)}}
+
+    return Results([of(record) for record in results.records])
 
 
-def _second_half(record: Record) -> float | None:
-    """The mean accuracy of a run's evaluations after half of its steps."""
-    late = [row["accuracy"] for row in record["history"] if 2 * row["step"] >= record["steps"]]
-    return None if None in late else fmean(late)
-
-
-def _gaps(results: Results, measure: Callable[[Record], float | None]) -> dict[str, Difference]:
+def _gaps(results: Results) -> dict[str, Difference]:
     """8-bit minus fp32, of runs of the same seed."""
     gaps: dict[str, Difference] = {}
     for (full, small), alpha in product(PAIRS.items(), main.ALPHAS):
-        own = results.where(alpha=alpha)
-        by_seed = [
-            {r["settings"]["seed"]: found for r in own.where(method=m).records if (found := measure(r)) is not None}
-            for m in (small, full)
-        ]
-        common = same_seed(*by_seed)
-        if common:
-            gaps[f"{full} at α = {alpha:g}"] = Difference.of([a - b for a, b in common])
+        gap = paired(results.where(alpha=alpha), {"method": small}, {"method": full})
+        if gap is not None:
+            gaps[f"{full} at α = {alpha:g}"] = gap
     return gaps
 
 
 def _comparable(results: Results) -> str | None:
     """By the differences of runs of the same seed. One seed tells nothing."""
-    gaps = _gaps(results.where(form="printed"), _final)
+    gaps = _gaps(results.where(form="printed"))
     if not gaps:
         return None
     if all(abs(gap.mean) + gap.half <= TOLERANCE for gap in gaps.values()):
