@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import itertools
 import sys
 import tempfile
 import time
@@ -86,6 +87,10 @@ class Planned:
     method: str
 
     @property
+    def cell(self) -> tuple[str, str]:
+        return self.adapter, self.speeds
+
+    @property
     def labels(self) -> dict[str, str]:
         return {"adapter": self.adapter, "speeds": self.speeds, "method": self.method}
 
@@ -124,25 +129,30 @@ class Study:
     def fill(self) -> bool:
         """Whether nothing is missing any more."""
         try:
-            for planned in plan(self._given.only):
-                for record in self._records(planned):
-                    print(
-                        f"{record['cell']}: {record['final'].get(CHOSEN_BY)} in {record['seconds']:.0f} s", flush=True
-                    )
+            for record in self._missing():
+                print(f"{record['cell']}: {record['final'].get(CHOSEN_BY)} in {record['seconds']:.0f} s", flush=True)
         except OutOfTime:
             return False
         return True
 
-    def _records(self, planned: Planned) -> Iterator[Record]:
-        """The trials of rates, as many for every method, then the reported runs, then longer ones."""
+    def _missing(self) -> Iterator[Record]:
+        """Cell by cell: what is compared after as many uploads, of all methods, then the longer runs."""
+        for _, cell in itertools.groupby(plan(self._given.only), key=lambda planned: planned.cell):
+            methods = list(cell)
+            for kind in ("run", page.LONGER):
+                for planned in methods:
+                    if kind == "run" or planned.method != page.ANCHOR:
+                        yield from self._records(planned, kind)
+
+    def _records(self, planned: Planned, kind: str) -> Iterator[Record]:
+        """The trials of rates, as many for every method, then a run of every seed at the best."""
         centre = default_lr(self._size.method(planned.method), self._size.clients)
         search = GridSearch(lambda place: centre * 3.0**place, RATES, looks=0)
         for lr in search.ask():
             found = yield from self._recorded(planned, lr, TUNING_SEED, "trial")
             search.tell(lr, float("inf") if found["diverged"] else float(found["final"].get(CHOSEN_BY) or "inf"))
-        for kind in ("run",) if planned.method == page.ANCHOR else ("run", page.LONGER):
-            for seed in SEEDS:
-                yield from self._recorded(planned, search.best, seed, kind)
+        for seed in SEEDS:
+            yield from self._recorded(planned, search.best, seed, kind)
 
     def _recorded(self, planned: Planned, lr: float, seed: int, kind: str) -> Iterator[Record]:
         """Looked up, or made and yielded."""
