@@ -58,7 +58,7 @@ class Adapters:
         count = len(models)
         parts = [part.contiguous().requires_grad_() for part in self._net.stacked_views(models.detach())]
         named = zip(self._net.names, parts, strict=True)
-        stacked: dict[str, torch.Tensor] = {name: part.as_subclass(Stacked) for name, part in named}
+        stacked: dict[str, torch.Tensor] = {name: Stacked.of(part) for name, part in named}
         together = self._output(tree_map(lambda t: t.flatten(0, 1), inputs), targets.flatten(0, 1), stacked)
         outputs = together.unflatten(0, (count, -1)).unbind(0)
         loss = torch.stack([self._loss(own, target) for own, target in zip(outputs, targets, strict=True)]).sum()
@@ -98,6 +98,14 @@ class Adapters:
 class Stacked(torch.Tensor):
     """A weight or bias per client. A linear layer takes it; any other use is an error, so that none goes unnoticed."""
 
+    plain: torch.Tensor  # the same as no subclass: what a layer computes with, and tracing can follow
+
+    @classmethod
+    def of(cls, plain: torch.Tensor) -> Stacked:
+        stacked = plain.as_subclass(cls)
+        stacked.plain = plain
+        return stacked
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
@@ -113,10 +121,12 @@ _LOOKS = (torch.Tensor.dtype.__get__, torch.Tensor.device.__get__)  # type: igno
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Rows of x are those of the first client, then those of the second, ...; each meets its own weight and bias."""
-    own_weight, own_bias = isinstance(weight, Stacked), isinstance(bias, Stacked)
-    count = len(weight) if own_weight or bias is None else len(bias)
+    count = len(weight) if isinstance(weight, Stacked) or bias is None else len(bias)
     rows = x.reshape(count, -1, x.shape[-1])
-    y = torch.bmm(rows, weight.transpose(1, 2)) if own_weight else F.linear(rows, weight)
+    if isinstance(weight, Stacked):
+        y = torch.bmm(rows, weight.plain.transpose(1, 2))
+    else:
+        y = F.linear(rows, weight)
     if bias is not None:
-        y = y + (bias.unsqueeze(1) if own_bias else bias)
+        y = y + (bias.plain.unsqueeze(1) if isinstance(bias, Stacked) else bias)
     return y.reshape(*x.shape[:-1], -1)

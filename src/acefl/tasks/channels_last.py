@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from acefl.tasks import tracing
+
 
 def convolution_weights(model: nn.Module) -> set[str]:
     """Names of weights that go into a convolution as they are: a module of its own kind may compute with them first."""
@@ -40,6 +42,8 @@ class ChannelsLast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        if tracing.is_on():  # a compiler makes one copy of this, and of what follows one for each weight
+            return torch.cat([grad.float().reshape(-1) for grad in grads]), None, None
         sizes = _sizes(ctx.shapes)
         flat = grads[0].new_empty(sum(sizes), dtype=torch.float32)
         starts = accumulate(sizes, initial=0)

@@ -6,6 +6,7 @@ The strategy never changes which computation is done: the same samples at the sa
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from acefl.core import rng as keyed
 from acefl.core.types import Vector
-from acefl.tasks import inductor, tracing
+from acefl.tasks import group_norm, inductor, tracing
 
 Batch = object  # a tensor or a (nested) dict, list or tuple of tensors
 Loss = Callable[[Vector, Batch, torch.Tensor], torch.Tensor]  # (flat model, inputs, targets) -> scalar
@@ -63,7 +64,7 @@ class Together:
     name = "together"
 
     def __init__(self, loss: Loss, draw: Draw) -> None:
-        self._batched, self._draw = vmap(grad(_plain(loss))), draw
+        self._batched, self._draw = vmap(gradient_of(loss)), draw
         self._traced: dict[int, Callable[..., torch.Tensor]] = {}
 
     def __call__(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
@@ -126,19 +127,26 @@ class Compiled(Together):
         return known(models, inputs, targets)
 
     def _compile(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> Call:
-        """Compiled for these shapes, without anything that looks at shapes in each call: `_calls` has fixed them."""
-        leaves, form = tree_flatten(inputs)
-
-        def flat(models: torch.Tensor, targets: torch.Tensor, *leaves: torch.Tensor) -> tuple[torch.Tensor]:
-            return (self._batched(models, tree_unflatten(leaves, form), targets),)
-
-        run = inductor.compiled(tracing.traced(flat, models, targets, *leaves), [models, targets, *leaves])
-
-        def call(models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
-            return run([given.contiguous() for given in (models, targets, *tree_leaves(inputs))])
-
+        call = _compiled(self._batched, models, inputs, targets)
         call(models, inputs, targets)
         return call
+
+
+def _compiled(function: Call, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> Call:
+    """The function, compiled for these shapes, without anything that looks at shapes in each call."""
+    leaves, form = tree_flatten(inputs)
+
+    def flat(models: torch.Tensor, targets: torch.Tensor, *leaves: torch.Tensor) -> tuple[torch.Tensor]:
+        return (function(models, tree_unflatten(leaves, form), targets),)
+
+    instead = None if models.device.type == "cpu" else group_norm.IN_PARTS
+    graph = tracing.traced(flat, models, targets, *leaves, instead=instead)
+    run = inductor.compiled(graph, [models, targets, *leaves])
+
+    def call(models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
+        return run([given.contiguous() for given in (models, targets, *tree_leaves(inputs))])
+
+    return call
 
 
 def _calls(count: int) -> list[int]:
@@ -148,43 +156,30 @@ def _calls(count: int) -> list[int]:
     return [large] * whole + ([large] if rest > 2 * small else [small] * -(-rest // small))
 
 
-_CAPTURED_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # padding costs a GPU real work, a capture little
+class CompiledByShape:
+    """A function of models and minibatches that is compiled for every number of models it is called with."""
+
+    def __init__(self, function: Call) -> None:
+        self._function = function
+        self._known: dict[torch.Size, Call] = {}
+
+    def __call__(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
+        if models.shape not in self._known:
+            self._known[models.shape] = _compiled(self._function, models, inputs, targets)
+        return self._known[models.shape](models, inputs, targets)
 
 
-class Replayed:
-    """On a GPU: drawing minibatches and computing gradients, captured once per batch size as a CUDA graph and replayed.
+class Beside:
+    """Gradients of several large models on a GPU, on streams of their own: the later layers of a network leave most of
+    the device idle, and another client's gradient fills it."""
 
-    A replay costs the device its arithmetic and the host one launch, where eager code costs hundreds. Small models are
-    stacked under `vmap`. Large ones run beside each other on streams of their own: the later layers of a network leave
-    most of the device idle, and another client's gradient fills it.
-    """
-
-    name = "cuda-graph"
-
-    def __init__(self, loss: Loss, gather: Gather, *, stacked: bool) -> None:
-        self._gradient, self._gather = grad(_plain(loss)), gather
-        self._several = self._stacked if stacked else self._beside
+    def __init__(self, gradient: Call) -> None:
+        self.gradient = gradient
         self._branches: list[torch.cuda.Stream] = []  # the same for every size: memory is reused within a stream
-        self._captured: dict[int, _Captured] = {}
-        self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
 
-    def __call__(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
-        size = next(size for size in _CAPTURED_SIZES if size >= len(models))
-        if size not in self._captured:
-            self._captured[size] = _Captured(self._one if size == 1 else self._several, size, models, self._pool)
-        return self._captured[size].replay(models, clients, keys)
-
-    def _stacked(self, models: torch.Tensor, clients: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        gradients: torch.Tensor = vmap(self._gradient)(models, *self._gather(clients, keys))
-        return gradients
-
-    def _one(self, models: torch.Tensor, clients: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        inputs, targets = self._gather(clients, keys)
-        gradient: Vector = self._gradient(models[0], tree_map(lambda t: t[0], inputs), targets[0])
-        return gradient.unsqueeze(0)
-
-    def _beside(self, models: torch.Tensor, clients: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        inputs, targets = self._gather(clients, keys)
+    def __call__(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
+        if len(models) == 1:
+            return self._row(0, models, inputs, targets).unsqueeze(0)
         trunk, rows = torch.cuda.current_stream(), []
         while len(self._branches) < len(models):
             self._branches.append(torch.cuda.Stream())
@@ -192,10 +187,84 @@ class Replayed:
         for k, branch in enumerate(branches):
             branch.wait_stream(trunk)
             with torch.cuda.stream(branch):
-                rows.append(self._gradient(models[k], tree_map(lambda t, k=k: t[k], inputs), targets[k]))
+                rows.append(self._row(k, models, inputs, targets))
         for branch in branches:
             trunk.wait_stream(branch)
         return torch.stack(rows)
+
+    def _row(self, k: int, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> Vector:
+        return self.gradient(models[k], tree_map(lambda t: t[k], inputs), targets[k])
+
+
+class Stacked:
+    """Gradients of several small models by `vmap`."""
+
+    def __init__(self, gradient: Call) -> None:
+        self._one, self._several = gradient, vmap(gradient)
+
+    def __call__(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
+        if len(models) > 1:
+            return self._several(models, inputs, targets)
+        return self._one(models[0], tree_map(lambda t: t[0], inputs), targets[0]).unsqueeze(0)
+
+
+_CAPTURED_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # padding costs a GPU real work, a capture little
+
+
+def _one_call(count: int) -> list[int]:
+    return [next(size for size in _CAPTURED_SIZES if size >= count)]
+
+
+def _two_sizes(small: int, large: int, count: int) -> list[int]:
+    whole, rest = divmod(count, large)
+    return [large] * whole + [small if rest <= small else large] * (rest > 0)
+
+
+class Replayed:
+    """On a GPU: drawing minibatches and computing gradients, captured once per batch size as a CUDA graph and replayed.
+
+    A replay costs the device its arithmetic and the host one launch, where eager code costs hundreds. `gradients` says
+    how several are computed: small models `Stacked`, large ones `Beside` each other, adapters on the base they share.
+    `most`: how many at once; None: as many as the models' size allows. `sizes`: the two that are compiled, if anything
+    is, since each costs compiling anew; nothing is padded beyond the second.
+    """
+
+    def __init__(
+        self,
+        gradients: Call,
+        gather: Gather,
+        *,
+        name: str = "cuda-graph",
+        most: int | None = None,
+        sizes: tuple[int, int] = (4, 8),
+    ) -> None:
+        self.name, self.most = name, most
+        self._gradients, self._gather, self._sizes = gradients, gather, sizes
+        self._fit: Callable[[int], list[int]] = _one_call
+        self._captured: dict[int, _Captured] = {}
+        self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
+
+    def compiled(self) -> Replayed:
+        """The same, compiled by torch's inductor before it is captured. Its gradients differ in the last bits."""
+        own, name = self._gradients, f"compiled {self.name}"
+        if isinstance(own, Beside):
+            return Replayed(Beside(CompiledByShape(own.gradient)), self._gather, name=name, most=self.most)
+        made = Replayed(CompiledByShape(own), self._gather, name=name, most=self.most, sizes=self._sizes)
+        made._fit = partial(_two_sizes, *self._sizes)
+        return made
+
+    def __call__(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
+        found, start = [], 0
+        for size in self._fit(len(models)):
+            if size not in self._captured:
+                self._captured[size] = _Captured(self._drawn, size, models, self._pool)
+            part = slice(start, start + size)
+            found.append(self._captured[size].replay(models[part], clients[part], keys[part]))
+            start += size
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _drawn(self, models: torch.Tensor, clients: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return self._gradients(models, *self._gather(clients, keys))
 
 
 class _Captured:
@@ -228,6 +297,12 @@ class _Captured:
 def _padded(count: int) -> int:
     """The next power of two: a handful of batch sizes serves every count."""
     return 1 << (count - 1).bit_length()
+
+
+def gradient_of(loss: Loss) -> Call:
+    """The gradient of one model's loss on one minibatch."""
+    gradient: Call = grad(_plain(loss))
+    return gradient
 
 
 def _plain(loss: Loss) -> Loss:

@@ -1,11 +1,13 @@
-"""Tensor operations as machine code, by torch's inductor for a CPU.
+"""Tensor operations as machine code, by torch's inductor.
 
-What was compiled once is kept as a library in torch's cache folder and loaded from there, without the compiler:
-importing that alone would take longer than many a run.
+On a CPU what was compiled once is kept as a library in torch's cache folder and loaded from there, without the
+compiler: importing that alone would take longer than many a run. On a GPU the compiler keeps a cache of its
+own there, with the kernels that it found fastest: the same bits from run to run as long as the folder stays.
 """
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import hashlib
 import logging
@@ -13,11 +15,11 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 _OPTIONS = {
     "compile_threads": 1,
@@ -28,6 +30,8 @@ _OPTIONS = {
 def compiled(graph: GraphModule, examples: Sequence[torch.Tensor]) -> Callable[[list[torch.Tensor]], torch.Tensor]:
     """What the graph, which gives a tuple of one tensor, computes of tensors like these. Contiguous ones: nobody looks
     at strides again."""
+    if examples[0].device.type != "cpu":
+        return _in_process(graph, examples)
     library = _folder() / f"{_fingerprint(graph, examples)}.so"
     if not library.exists():
         _compile(graph, examples, library)
@@ -40,19 +44,63 @@ def compiled(graph: GraphModule, examples: Sequence[torch.Tensor]) -> Callable[[
     return run
 
 
-def _compile(graph: GraphModule, examples: Sequence[torch.Tensor], library: Path) -> None:
+def _in_process(graph: GraphModule, examples: Sequence[torch.Tensor]) -> Callable[[list[torch.Tensor]], torch.Tensor]:
+    """Compiled for as long as this process lives. Frozen weights are arguments, or the compiler would read them all."""
+    with _quiet():
+        import torch._inductor as inductor
+
+        _without_shapes(graph)
+        constants = _constants_as_arguments(graph)
+        made = inductor.compile(graph, [*constants, *examples])
+
+    def run(given: list[torch.Tensor]) -> torch.Tensor:
+        with torch.no_grad():
+            result: torch.Tensor = made(*constants, *given)[0]
+        return result
+
+    return run
+
+
+def _constants_as_arguments(graph: GraphModule) -> list[torch.Tensor]:
+    """What the graph's operations take from the module, in the order in which they have become its first arguments."""
+    first, arguments, values = next(iter(graph.graph.nodes)), dict[str, Node](), list[torch.Tensor]()
+    for node in list(graph.graph.find_nodes(op="get_attr")):
+        name = str(node.target)
+        if name not in arguments:
+            with graph.graph.inserting_before(first):
+                arguments[name] = graph.graph.placeholder(name)
+            values.append(getattr(graph, name).detach())
+        node.replace_all_uses_with(arguments[name])
+        graph.graph.erase_node(node)
+    graph.recompile()
+    return values
+
+
+def _without_shapes(graph: GraphModule) -> None:
+    """Those found in tracing are in a form that the compiler does not take."""
+    for node in graph.graph.nodes:
+        node.meta.clear()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the compiler's own warnings, and what fails is told in a line by whoever asked."""
     disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)  # what fails is told in a line by whoever asked
+    logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # the compiler's own
-            import torch._inductor as inductor
-
-            for node in graph.graph.nodes:
-                node.meta.clear()  # shapes found in tracing, in a form that the compiler does not take
-            made = inductor.aot_compile(graph, tuple(examples), options=_OPTIONS)
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.disable(disabled)
+
+
+def _compile(graph: GraphModule, examples: Sequence[torch.Tensor], library: Path) -> None:
+    with _quiet():
+        import torch._inductor as inductor
+
+        _without_shapes(graph)
+        made = inductor.aot_compile(graph, tuple(examples), options=_OPTIONS)
     library.parent.mkdir(parents=True, exist_ok=True)
     beside = library.with_suffix(f".{os.getpid()}")
     shutil.copyfile(str(made), beside)

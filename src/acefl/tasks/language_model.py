@@ -18,6 +18,8 @@ from acefl.tasks.metrics import Metric
 from acefl.tasks.own_loss import IGNORED, next_token_loss
 from acefl.tasks.torch_task import TorchTask
 
+_CAUSAL = "acefl_causal"  # an attention of transformers for which it makes no masks
+_TRIED = 16  # tokens
 Texts = Iterable[str] | str | Path  # documents, a `datasets.Dataset` with a column `text`, or a file or folder of them
 
 
@@ -65,6 +67,7 @@ def language_model(
     seed: int = 0,
     device: str = "cpu",
     compute: str = "auto",
+    compile: str | bool = "auto",
     bf16: bool = False,
     evaluate_on: int | None = None,
     evaluation_batch: int = 8,
@@ -101,6 +104,7 @@ def language_model(
         device: Where to compute.
         compute: `auto`: clients' adapters on one base together, where that works and gains; `adapters`: always;
             `one-by-one`: never.
+        compile: On a GPU, whether clients' adapters together are compiled; `auto`: in long runs.
         bf16: Compute in bfloat16.
         evaluate_on: Rows of each client that its training loss is of at most; None: all.
         evaluation_batch: Rows per call when evaluating: a row's logits are `length` times the vocabulary.
@@ -116,6 +120,7 @@ def language_model(
     rows = _packed if pack else _padded
     train = [_pair(rows(words, own, length), length) for own in documents]
     held = None if tests is None else [_pair(rows(words, own, length), length) for own in tests]
+    _leave_out_masks(network)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = _adapted(network, lora, rank, freeze_a)
@@ -130,6 +135,7 @@ def language_model(
         local=local,
         device=device,
         compute=compute,
+        compile=compile,
         bf16=bf16,
         evaluate_on=evaluate_on,
         evaluation_batch=evaluation_batch,
@@ -178,6 +184,26 @@ def _loaded(model: str | Path | nn.Module, gguf_file: str | None, tokenizer: Any
         settings["use_safetensors"] = True  # the older weights are pickles
     network: nn.Module = hub.pretrained(library.AutoModelForCausalLM, name, allowed=allowed, **settings)
     return network, words, str(place)
+
+
+def _leave_out_masks(network: nn.Module) -> None:
+    """Plain causal attention needs no mask, since padding comes last. To find that out transformers looks at position
+    numbers on the host in every pass, which waits for a GPU and cannot be captured. What a model gives stays the same,
+    which is tried: no list of models is complete."""
+    config: Any = getattr(network, "config", None)
+    if getattr(config, "_attn_implementation", None) != "sdpa" or getattr(config, "sliding_window", None) is not None:
+        return
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    model: Any = network
+    ids = torch.arange(2 * _TRIED).view(2, _TRIED) % config.get_text_config().vocab_size
+    AttentionInterface.register(_CAUSAL, sdpa_attention_forward)
+    with torch.no_grad():
+        before = model(input_ids=ids.to(model.device)).logits
+        model.set_attn_implementation(_CAUSAL)
+        if not torch.equal(before, model(input_ids=ids.to(model.device)).logits):
+            model.set_attn_implementation("sdpa")
 
 
 def _adapted(network: nn.Module, lora: Any, rank: int | None, freeze_a: bool) -> nn.Module:

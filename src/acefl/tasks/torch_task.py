@@ -21,7 +21,17 @@ from acefl.tasks.adapters import Adapters
 from acefl.tasks.base import Evaluation, Shown
 from acefl.tasks.batch_norm import uses_batch_statistics
 from acefl.tasks.client_data import ClientData, Collate, Columns, join, read
-from acefl.tasks.compute import Batch, Compiled, Gradients, OneByOne, Replayed, Together
+from acefl.tasks.compute import (
+    Batch,
+    Beside,
+    Compiled,
+    Gradients,
+    OneByOne,
+    Replayed,
+    Stacked,
+    Together,
+    gradient_of,
+)
 from acefl.tasks.described import described
 from acefl.tasks.flat_module import FlatModule, output_tensor
 from acefl.tasks.groups import named
@@ -50,6 +60,7 @@ _BESIDE_PARAMETERS = 2**26  # of these together: each needs memory for its activ
 _TOGETHER_UP_TO = 200_000  # parameters, frozen ones too: above this one gradient fills a CPU core
 _ADAPTERS_UP_TO = 500_000  # the same, where clients share the frozen ones: on a CPU larger bases gain nothing
 _COMPILE_FROM = 100_000  # gradients of a run: fewer do not save the seconds that compiling takes
+_COMPILE_ABOVE_ON_GPU = 100_000  # parameters: a replay of a smaller model is as fast as it gets
 _BESIDE_THE_FIRST = 0.05  # noise on the first model, when it is tried which loss it computes
 EVALUATION_BATCH = 4096
 
@@ -71,9 +82,10 @@ class TorchTask(Shown):
     the device and not by a stopwatch, so that the same run gives the same bits tomorrow. Where linear layers alone are
     trained on a larger frozen base, as by LoRA, many clients' minibatches can go through that base at once: `adapters`,
     which `auto` chooses on a GPU, and on a CPU where the whole model has half a million parameters at most.
-    compile: True compiles what `together` computes, on a CPU with a C++ compiler: faster, and equal within
-    1e-5 of the largest entry, not in every bit. `auto` does so in simulations of at least 100,000 gradients, which is
-    where compiling pays. A run's record says whether it was; what cannot be compiled is not, and a line says so.
+    compile: True compiles what `together` computes on a CPU with a C++ compiler, and on a GPU what is replayed there:
+    faster, and equal within rounding, not in every bit (in float32 on a CPU within 1e-5 of the largest entry; in
+    bfloat16 as far apart as both are from float32). `auto` does so in simulations of at least 100,000 gradients, which
+    is where compiling pays. A run's record says whether it was; what cannot be compiled is not, and a line says so.
     prepare: turns stored inputs into what the model takes (say uint8 pixels into normalised floats), on the device.
     augment: changes minibatches in training, from keys alone; called with inputs of (clients, samples, ...) and a
     tensor of one key per client.
@@ -171,26 +183,29 @@ class TorchTask(Shown):
         self._label_mix = self._mix_of_labels()
         self.compute = self._choose(compute)
         self.batch_limit = self._most_at_once()
-        self._compiled: Compiled | None = None  # made when a run first asks for it
+        self._compiled: Compiled | Replayed | None = None  # made when a run first asks for it
 
     def for_run(self, updates: float, compiled: bool | None = None) -> TorchTask:
         """The task as a run of about so many updates computes it, compiled where that pays; `compiled`: as it was.
 
         The choice goes by numbers that are the same every time, not by a stopwatch or by what is cached.
         """
-        if type(self.compute) is not Together or self.device.type != "cpu":
+        captured = self.compute if isinstance(self.compute, Replayed) else None
+        if captured is None and not (type(self.compute) is Together and self.device.type == "cpu"):
             return self
         if compiled is None:
             mean = sum(self.samples) // self.clients
             steps = self._local.count(mean, self._batch) if isinstance(self._local, LocalWork) else 1
-            pays = self._compile == "auto" and updates * steps >= _COMPILE_FROM
+            gains = captured is None or self._net.numbers >= _COMPILE_ABOVE_ON_GPU
+            pays = self._compile == "auto" and gains and updates * steps >= _COMPILE_FROM
             compiled = self._compile is True or pays
         if not compiled:
             return self
-        if self._compiled is None:
-            self._compiled = Compiled(self._functional_loss, self._draw)
         try:
-            self._compiled(self._initial.unsqueeze(0), [0], [0])
+            if self._compiled is None:
+                made = captured.compiled() if captured else Compiled(self._functional_loss, self._draw)
+                made(self._initial.unsqueeze(0), [0], [0])
+                self._compiled = made
         except Exception as error:  # no compiler, or whatever a user's module does that cannot be compiled
             reason = " ".join((str(error) or type(error).__name__).split())[:200]
             log.warning("gradients are not compiled: %s", reason)
@@ -319,14 +334,14 @@ class TorchTask(Shown):
             try:
                 if isinstance(candidate, Adapters):
                     candidate.try_against(alone, self._initial, self.clients - 1)
-                else:
-                    candidate(self._initial.unsqueeze(0), [0], [0])
+                    return self._replayed(candidate)
+                candidate(self._initial.unsqueeze(0), [0], [0])
                 return candidate
             except Exception as error:  # whatever a user's module does that cannot be traced, captured or stacked
                 log.info("gradients are not computed by %s, which does not work here: %s", candidate.name, error)
         return alone
 
-    def _adapters_or_refusal(self, alone: OneByOne, batches: bool) -> Adapters:
+    def _adapters_or_refusal(self, alone: OneByOne, batches: bool) -> Gradients:
         fits = batches and self._loss is not mean_of_given and Adapters.apply_to(self._net)
         allowed = "nothing trained but linear layers on a larger frozen base, no dropout, and a loss of outputs"
         require(fits, f"compute is 'adapters', and the model does not fit; allowed: {allowed}")
@@ -335,17 +350,33 @@ class TorchTask(Shown):
             candidate.try_against(alone, self._initial, self.clients - 1)
         except Exception as error:
             raise InvalidInput(f"compute is 'adapters', which does not work here ({error}); allowed: auto") from error
-        return candidate
+        return self._replayed(candidate)
+
+    def _replayed(self, adapters: Adapters) -> Gradients:
+        """Captured on a GPU, where nothing looks at numbers on the host: that would break a capture, and a broken one
+        can leave torch's generators and its allocator in a bad state."""
+        if self.device.type != "cuda":
+            return adapters
+        models, drawn = self._initial.unsqueeze(0), self._draw([0], [0])
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            adapters.over(models, *drawn)
+        except RuntimeError as error:
+            log.info("gradients of adapters are not captured: %s", error)
+            return adapters
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+        most = adapters.most
+        sizes = (-(-most // 2), most)
+        return Replayed(adapters.over, self._gather, name="adapters, cuda-graph", most=most, sizes=sizes)
 
     def _candidates(self) -> list[Gradients]:
-        """Ways to compute several gradients in one call, best first.
-
-        On a GPU LoRA is stacked and not captured: transformers' models look at numbers on the host, which breaks a
-        capture, and a broken one can leave torch's generators and its allocator in a bad state.
-        """
+        """Ways to compute several gradients in one call, best first."""
         gpu, found = self.device.type == "cuda", list[Gradients]()
         if gpu:
-            found.append(Replayed(self._functional_loss, self._gather, stacked=self._stacks))
+            gradient = gradient_of(self._functional_loss)
+            found.append(Replayed(Stacked(gradient) if self._stacks else Beside(gradient), self._gather))
         elif self._net.numbers <= _TOGETHER_UP_TO:
             found.append(Together(self._functional_loss, self._draw))
         small = gpu or self._net.numbers <= _ADAPTERS_UP_TO
@@ -364,6 +395,8 @@ class TorchTask(Shown):
         if isinstance(self.compute, OneByOne):
             return 1
         if isinstance(self.compute, Adapters):
+            return self.compute.most
+        if isinstance(self.compute, Replayed) and self.compute.most is not None:
             return self.compute.most
         if isinstance(self.compute, Replayed) and not self._stacks:
             return max(1, min(_BESIDE, _BESIDE_PARAMETERS // len(self._net)))

@@ -6,22 +6,23 @@ operation two or three times. For small models such calls are most of the time. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
+Instead = Mapping[Any, Callable[..., Any]]
 _aten = torch.ops.aten
 _FILLED = {_aten.ones_like.default: 1, _aten.zeros_like.default: 0}
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten.expand.default, _aten.detach.default)
 
 
-def traced(function: Callable[..., Any], *examples: Any) -> GraphModule:
-    """The operations that the function does on arguments like these."""
+def traced(function: Callable[..., Any], *examples: Any, instead: Instead | None = None) -> GraphModule:
+    """The operations that the function does on arguments like these; `instead`: some of them by others."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    module: GraphModule = make_fx(function)(*examples)
+    module: GraphModule = make_fx(function, decomposition_table=instead)(*examples)
     module.graph.eliminate_dead_code()
     if not any(_writes(node) for node in module.graph.nodes):
         _skip_idle_views(module)
@@ -31,6 +32,13 @@ def traced(function: Callable[..., Any], *examples: Any) -> GraphModule:
         module.graph.eliminate_dead_code()
     module.recompile()
     return module
+
+
+def is_on() -> bool:
+    """Whether what runs now is being traced."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    return get_proxy_mode() is not None
 
 
 def _writes(node: Node) -> bool:

@@ -1,7 +1,7 @@
 """The table's kernels for a GPU, in Triton: one launch and one pass over memory, bit for bit what `reference` computes.
 
 One program works on one group of numbers. It holds every block as two halves, as the rounding draws and the 4-bit codes
-want them. Only a vector's last, short group is masked, because masks keep loads from being vectorised.
+want them. Only a large vector's last, short group is masked, because masks keep loads from being vectorised.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call,import-not-found,import-untyped"
@@ -19,6 +19,7 @@ from acefl.core.kernels.reference import Reference
 from acefl.core.types import Vector
 
 WARPS = 2  # 64 threads, so that each moves 16 bytes of a half group of float32 at a time
+_WORTH_TWO_LAUNCHES = 100_000  # numbers: of fewer, one launch with masks is faster than two
 PLAIN, WIDE, INTEGERS = 0, 1, 2  # kinds of sums: float32; float64 with a float32 copy; integers with exponents
 
 
@@ -58,7 +59,8 @@ class Triton(Reference):
         low, high = struct.unpack("<ii", struct.pack("<d", scale))
         first, second = struct.unpack("<ii", struct.pack("<II", *key))
         spare = row.raw  # stands in for whatever this launch does not touch
-        for masked, begin, programs in ((False, 0, dim // GROUP), (True, dim // GROUP, int(dim % GROUP > 0))):
+        whole = dim // GROUP if dim >= _WORTH_TWO_LAUNCHES else 0
+        for masked, begin, programs in ((False, 0, whole), (True, whole, -(-dim // GROUP) - whole)):
             if programs:
                 _group[(programs,)](
                     row.codes,
