@@ -40,8 +40,9 @@ from acefl.tasks.scoring import (
     even_pieces,
     score,
 )
+from acefl.tasks.shared_weights import SharedWeights
 
-COMPUTE = ("auto", "one-by-one", "together", "adapters")
+COMPUTE = ("auto", "one-by-one", "together", "adapters", "shared")
 COMPILE = ("auto", True, False)
 log = logging.getLogger(__name__)
 _TOGETHER_UP_TO_ON_GPU = 2_000_000  # parameters: above this models run beside each other instead of stacked
@@ -49,6 +50,7 @@ _BESIDE = 4  # gradients of large models at once on a GPU: more gain nothing
 _BESIDE_PARAMETERS = 2**26  # of these together: each needs memory for its activations
 _TOGETHER_UP_TO = 200_000  # parameters, frozen ones too: above this one gradient fills a CPU core
 _ADAPTERS_UP_TO = 500_000  # the same, where clients share the frozen ones: on a CPU larger bases gain nothing
+_SHARED_AT_ONCE = 16  # clients on one model version
 _COMPILE_FROM = 100_000  # gradients of a run: fewer do not save the seconds that compiling takes
 _BESIDE_THE_FIRST = 0.05  # noise on the first model, when it is tried which loss it computes
 EVALUATION_BATCH = 4096
@@ -70,7 +72,9 @@ class TorchTask(Shown):
     compute: `one-by-one`, `together` (many client models in one call), or `auto`, which goes by the model's size and
     the device and not by a stopwatch, so that the same run gives the same bits tomorrow. Where linear layers alone are
     trained on a larger frozen base, as by LoRA, many clients' minibatches can go through that base at once: `adapters`,
-    which `auto` chooses on a GPU, and on a CPU where the whole model has half a million parameters at most.
+    which `auto` chooses on a GPU, and on a CPU where the whole model has half a million parameters at most. `shared`:
+    clients that start from the same model go through its weights as one batch, all others are computed as by `auto`.
+    On a CPU that gains nothing.
     compile: True compiles what `together` computes, on a CPU with a C++ compiler: faster, and equal within
     1e-5 of the largest entry, not in every bit. `auto` does so in simulations of at least 100,000 gradients, which is
     where compiling pays. A run's record says whether it was; what cannot be compiled is not, and a line says so.
@@ -169,8 +173,10 @@ class TorchTask(Shown):
         self._test = self._samples([test]) if test is not None else None
         self._client_tests = self._held_by_clients(client_tests)
         self._label_mix = self._mix_of_labels()
-        self.compute = self._choose(compute)
+        self.compute = self._choose("auto" if compute == "shared" else compute)
         self.batch_limit = self._most_at_once()
+        self._shared = self._shared_or_refusal() if compute == "shared" else None
+        self.shared_limit = 0 if self._shared is None else max(1, min(_SHARED_AT_ONCE, 2**28 // len(self._net)))
         self._compiled: Compiled | None = None  # made when a run first asks for it
 
     def for_run(self, updates: float, compiled: bool | None = None) -> TorchTask:
@@ -337,6 +343,17 @@ class TorchTask(Shown):
             raise InvalidInput(f"compute is 'adapters', which does not work here ({error}); allowed: auto") from error
         return candidate
 
+    def _shared_or_refusal(self) -> SharedWeights:
+        fits = self._local is None and not self._random_forward and self._loss is not mean_of_given
+        allowed = "one gradient per visit, no dropout, and a loss of outputs"
+        require(fits, f"compute is 'shared', and the task does not fit; allowed: {allowed}")
+        candidate = SharedWeights(self._net, self._output, self._loss, self._draw)
+        try:
+            candidate.try_against(OneByOne(self._gradient, self._draw), self._initial, self.clients - 1)
+        except Exception as error:
+            raise InvalidInput(f"compute is 'shared', which does not work here ({error}); allowed: auto") from error
+        return candidate
+
     def _candidates(self) -> list[Gradients]:
         """Ways to compute several gradients in one call, best first.
 
@@ -419,6 +436,11 @@ class TorchTask(Shown):
             counts = [self._local.count(self.samples[client], self._batch) for client in clients]
             return self._local.updates(self._gradients, models, clients, keys, counts)
         return self._gradients(models, clients, keys)
+
+    def shared_updates(self, model: Vector, clients: list[int], keys: list[int]) -> torch.Tensor:
+        assert self._shared is not None
+        gradients = self._shared(model, clients, keys)
+        return gradients.add_(model, alpha=self._ridge) if self._ridge else gradients
 
     def _gradients(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
         """Row k: a minibatch gradient of clients[k] at models[k]."""
