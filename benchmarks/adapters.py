@@ -88,6 +88,7 @@ def task(case: Case, compute: str, given: argparse.Namespace) -> LanguageModel:
         device=given.device,
         bf16=given.bf16,
         compute=compute,
+        compile=given.device == "cuda",
         evaluate_on=1,
     )
 
@@ -114,7 +115,7 @@ def measured(case: Case, given: argparse.Namespace) -> dict[str, Any]:
         "frozen": together._net.numbers - len(together.initial()),
         "trained": len(together.initial()),
         "batch": f"{case.batch} x {case.length}",
-        "strategy": together.compute.name,
+        "strategy": together.for_run(0).compute.name,
         "at once": together.batch_limit,
         "together_ms": per["together"],
         "one_by_one_ms": per["alone"],

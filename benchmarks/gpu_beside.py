@@ -1,6 +1,6 @@
 """Gradients of a large model beside each other on a GPU: how long one takes, by how many are in one captured graph.
 
-Needs torch and triton only: PYTHONPATH=src python3 -m benchmarks.gpu_beside [JSON]
+`python -m benchmarks.gpu_beside`
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import torch
 
 from acefl.tasks.torch_task import TorchTask
 from acefl.tasks.vision import resnet18
-from benchmarks.gpu_simulator import images, keep
+from benchmarks.common import report
+from benchmarks.gpu_simulator import images
 
 SIZES, SECONDS = (1, 2, 4, 6, 8), 1.0
 
@@ -41,14 +42,9 @@ def same_bits(task: TorchTask, size: int = 4) -> bool:
 
 def main() -> None:
     task = images(resnet18(norm="batch"), bf16=True, channels_last=True)
-    row = {
-        "case": "ResNet-18 BatchNorm bf16 channels-last",
-        "ms": {size: milliseconds(task, size) for size in SIZES},
-        "same bits": same_bits(task),
-        "at once in a run": task.batch_limit,
-    }
-    print(row)
-    keep("gpu_beside", [row])
+    case = {"case": "ResNet-18 BatchNorm bf16 channels-last", "same bits": same_bits(task)}
+    rows = [{**case, "beside each other": size, "ms": milliseconds(task, size)} for size in SIZES]
+    report("gpu_beside", f"A gradient on {torch.cuda.get_device_name()}", rows)
 
 
 if __name__ == "__main__":

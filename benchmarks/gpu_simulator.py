@@ -1,34 +1,41 @@
-"""The simulator on a GPU against the eager one-by-one loop, and against replaying the captured gradient alone.
+"""The simulator on a GPU: what an arrival costs through `simulate`, as users call it, and by the eager loop.
 
-Random data of the real shapes (gradients cost the same), 100 clients, spread 30. Times are wall-clock with one
-synchronisation at the end. Needs torch, triton and numpy only:
-PYTHONPATH=src python3 -m benchmarks.gpu_simulator [JSON]
+Random data of the real shapes (gradients cost the same), 100 clients, minibatches of 50, two evaluations in the time and
+compiling not. `event`: every client on a version of its own, speeds 30 apart. `one version`: clock tick with a mean
+delay of 5, so that some twenty clients start from each model. `--warm` compiles what `--case` needs and times nothing:
+several at once fill torch's cache for the timed run.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
+import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from acefl.core.gate import Gate
-from acefl.core.loop import run
+from acefl import ACE, ASGD, Scenario, Stop, simulate
 from acefl.core.rule import Method
-from acefl.core.server import Server
-from acefl.core.stop import Stop
-from acefl.fleets.scenario import Scenario
-from acefl.fleets.simulated import simulated_fleet
-from acefl.rules import ACE, ASGD
 from acefl.tasks.torch_task import TorchTask
 from acefl.tasks.vision import resnet18, small_cnn
+from benchmarks.common import report
 
-CLIENTS, EAGER = 100, 300
+CLIENTS, EAGER, TURNS = 100, 100, 3
+EVENT, ONE_VERSION = Scenario(spread=30.0), Scenario(clock="tick", delay=5.0)
+LARGE = {"bf16": True, "channels_last": True}
+
+
+@dataclass(frozen=True)
+class Case:
+    make: Callable[[], TorchTask]
+    arrivals: int
+    most_ms: dict[str, float]  # what an arrival may take, by how clients start
+    times_eager: float = 0.0  # at least, for ASGD and ACE
 
 
 def images(model: nn.Module, batch: int = 50, **options: Any) -> TorchTask:
@@ -49,15 +56,23 @@ def images(model: nn.Module, batch: int = 50, **options: Any) -> TorchTask:
 def digits_shaped() -> TorchTask:
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     data = [(torch.rand(13, 64), torch.randint(10, (13,))) for _ in range(CLIENTS)]
-    return TorchTask(model, nn.CrossEntropyLoss(), data, batch=50, device="cuda")
+    return TorchTask(model, nn.CrossEntropyLoss(), data, batch=50, device="cuda", compile=False)
 
 
-def simulator(task: TorchTask, rule: Method, arrivals: int) -> None:
-    model = task.initial()
-    gate = Gate(CLIENTS, model, finite=False)
-    server = Server(model, rule.build(CLIENTS, model, task.samples), 1e-4, CLIENTS, gate=gate)
-    for _ in run(server, simulated_fleet(task, Scenario(spread=30.0), seed=0), Stop(arrivals=arrivals)):
-        pass
+CASES = {
+    "digits MLP": Case(digits_shaped, 10_000, {}, times_eager=20.0),
+    "CNN 0.5M": Case(lambda: images(small_cnn(), compile=True), 3_000, {"event": 0.33, "one version": 0.2}),
+    "ResNet-18 GroupNorm": Case(
+        lambda: images(resnet18(), compile=True, **LARGE), 1_000, {"event": 1.7, "one version": 1.1}
+    ),
+    "ResNet-18 BatchNorm": Case(
+        lambda: images(resnet18(norm="batch"), compile=True, **LARGE), 1_000, {"event": 1.2, "one version": 0.9}
+    ),
+}
+
+
+def run(task: TorchTask, method: Method, scenario: Scenario, arrivals: int) -> None:
+    simulate(task, method, lr=1e-4, scenario=scenario, stop=Stop(arrivals=arrivals), evaluations=1)
 
 
 def eager(task: TorchTask, arrivals: int) -> None:
@@ -71,75 +86,60 @@ def eager(task: TorchTask, arrivals: int) -> None:
         torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)])
 
 
-def captured(task: TorchTask, arrivals: int) -> None:
-    """Nothing but replays of the captured gradient, as many as the simulator makes at its usual batch of 8."""
-    size = min(8, task.batch_limit)
-    models = task.initial().expand(size, -1).contiguous()
-    for _ in range(arrivals // size):
-        task.compute(models, list(range(size)), list(range(size)))
-
-
-def seconds(job: Callable[[], None], repeats: int = 3) -> float:
-    job()
+def milliseconds(job: Callable[[], None], arrivals: int) -> float:
+    """Of one arrival, the median of some turns; one untimed turn first."""
     times = []
-    for _ in range(repeats):
+    for turn in range(TURNS + 1):
         torch.cuda.synchronize()
         began = time.perf_counter()
         job()
         torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
+        if turn:
+            times.append(time.perf_counter() - began)
+    return 1e3 * statistics.median(times) / arrivals
+
+
+def measured(name: str, case: Case) -> dict[str, Any]:
+    task = case.make()
+    compiled = task.for_run(0)
+    row = {"case": name, "strategy": compiled.compute.name, "at once": compiled.batch_limit, "numbers": len(task._net)}
+    row["eager ms"] = milliseconds(lambda: eager(task, EAGER), EAGER)
+    for how, scenario in (("event", EVENT), ("one version", ONE_VERSION)):
+        for method in (ASGD(), ACE(home="device")) if how == "event" else (ACE(home="device"),):
+            took = milliseconds(lambda s=scenario, m=method: run(task, m, s, case.arrivals), case.arrivals)
+            row[f"{type(method).__name__} {how} ms"] = took
+    return row
+
+
+def targets(row: dict[str, Any], case: Case) -> list[dict[str, Any]]:
+    found = []
+    for how, most in case.most_ms.items():
+        took = row[f"ACE {how} ms"]
+        found.append(
+            {"what": f"{row['case']}, {how}: ms", "measured": took, "asked": f"<= {most:g}", "met": took <= most}
+        )
+    for method in ("ASGD", "ACE") if case.times_eager else ():
+        times, least = row["eager ms"] / row[f"{method} event ms"], case.times_eager
+        what = f"{row['case']}, {method}: times eager"
+        found.append({"what": what, "measured": times, "asked": f">= {least:g}", "met": times >= least})
+    return found
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--case", choices=CASES, nargs="+", default=list(CASES))
+    parser.add_argument("--warm", action="store_true")
+    given = parser.parse_args()
     torch.manual_seed(0)
-    cases: dict[str, tuple[TorchTask, int, float]] = {
-        "digits MLP": (digits_shaped(), 5000, 20.0),
-        "CNN 0.5M": (images(small_cnn()), 3000, 6.0),
-        "ResNet-18 GroupNorm": (images(resnet18()), 400, 2.5),
-        "ResNet-18 GroupNorm bf16 channels-last": (images(resnet18(), bf16=True, channels_last=True), 400, 2.5),
-        "ResNet-18 BatchNorm bf16 channels-last": (
-            images(resnet18(norm="batch"), bf16=True, channels_last=True),
-            600,
-            2.5,
-        ),
-    }
-    rows = []
-    for name, (task, arrivals, target) in cases.items():
-        per = {
-            "eager": seconds(lambda t=task: eager(t, EAGER), 2) / EAGER * 1e3,
-            "captured alone": seconds(lambda t=task, a=arrivals: captured(t, a)) / arrivals * 1e3,
-            "simulator ASGD": seconds(lambda t=task, a=arrivals: simulator(t, ASGD(), a)) / arrivals * 1e3,
-            "simulator ACE": seconds(lambda t=task, a=arrivals: simulator(t, ACE(home="device"), a)) / arrivals * 1e3,
-        }
-        row = {"case": name, "strategy": task.compute.name, "parameters": len(task._net), "ms": per}
-        row["times eager"] = per["eager"] / per["simulator ASGD"]
-        row["times eager, ACE"] = per["eager"] / per["simulator ACE"]
-        row["over captured"] = per["simulator ASGD"] / per["captured alone"]
-        row["target times eager"] = target
-        rows.append(row)
-        print(f"{name:40s} {task.compute.name:20s} ms: " + ", ".join(f"{k} {v:.3f}" for k, v in per.items()))
-        print(
-            f"{'':40s} x eager {row['times eager']:.1f} (ACE {row['times eager, ACE']:.1f}; asked {target:g}), "
-            f"over captured {row['over captured']:.2f}",
-            flush=True,
-        )
-    keep("gpu_simulator", rows)
-
-
-def keep(name: str, rows: list[dict[str, Any]]) -> None:
-    """Write the rows, with the command and the device, to the file that the command line names, if any."""
-    content = {
-        "benchmark": name,
-        "command": f"PYTHONPATH=src python3 -m benchmarks.{name} " + " ".join(sys.argv[1:]),
-        "date": time.strftime("%Y-%m-%d"),
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "rows": rows,
-    }
-    if len(sys.argv) > 1:
-        with open(sys.argv[1], "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2)
+    if given.warm:
+        for name in given.case:
+            task = CASES[name].make()
+            for scenario in (EVENT, ONE_VERSION):
+                run(task, ASGD(), scenario, 60)
+        return
+    rows = [measured(name, CASES[name]) for name in given.case]
+    met = [target for row in rows for target in targets(row, CASES[row["case"]])]
+    report("gpu_simulator", f"An arrival on {torch.cuda.get_device_name()}, load {os.getloadavg()[0]:.1f}", rows, met)
 
 
 if __name__ == "__main__":

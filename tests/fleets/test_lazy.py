@@ -114,3 +114,79 @@ def test_with_a_limit_what_is_due_soonest_is_computed_first() -> None:
     assert task.calls == [[(0, 221), (0, 223)]]
     work.take(20)
     assert task.calls[1] == [(0, 220), (0, 222)]
+
+
+class SharingTask(CountingTask):
+    """One that also computes tasks on one model together."""
+
+    shared_limit = 5
+
+    def __init__(self, batch_limit: int) -> None:
+        super().__init__(batch_limit)
+        self.shared: list[list[int]] = []
+
+    def shared_updates(self, model: Vector, clients: list[int], keys: list[int]) -> torch.Tensor:
+        self.shared.append(keys)
+        return self.inner.updates(model.repeat(len(clients), 1), clients, keys)
+
+
+def shared(batch_limit: int, counts: tuple[int, ...]) -> tuple[SharingTask, LazyWork, dict[int, Vector]]:
+    """So many tasks on each of several versions, due in their order."""
+    task = SharingTask(batch_limit)
+    work, expected, model = LazyWork(task), dict[int, Vector](), task.initial()
+    for version, count in enumerate(counts):
+        for _ in range(count):
+            task_id = len(expected)
+            work.add(task_id, task_id % 7, task_id, model, version, float(task_id))
+            expected[task_id] = task.inner.updates(model.unsqueeze(0), [task_id % 7], [task_id])[0]
+        model -= 0.1
+    return task, work, expected
+
+
+@pytest.mark.parametrize("batch_limit", [1, 3])
+def test_tasks_on_one_version_are_computed_together_where_they_are_enough(batch_limit: int) -> None:
+    task, work, expected = shared(batch_limit, (3, 8, 4))
+    for task_id in (10, *(set(expected) - {10})):
+        torch.testing.assert_close(work.take(task_id), expected[task_id], rtol=1e-5, atol=1e-6)
+    assert [sorted(keys) for keys in task.shared] == [[3, 4, 5, 6, 10], [11, 12, 13, 14]]
+    assert max(len(call) for call in task.calls) == batch_limit
+    computed = [key for call in task.calls for _, key in call] + [key for keys in task.shared for key in keys]
+    assert sorted(computed) == sorted(expected)
+
+
+def test_saved_work_is_shared_by_the_same_tasks() -> None:
+    """With some of a version computed, some dropped, and some to come."""
+    task, work, _ = shared(2, (3, 8, 5))
+    work.take(5)
+    work.drop(11)
+    again = LazyWork(task)
+    again.load_state_dict(work.state_dict())
+    task.calls.clear()
+    task.shared.clear()
+    for one in (work, again):
+        for task_id in (4, 14, 0, 1, 2, 3):
+            one.take(task_id)
+    for calls in (task.calls, task.shared):
+        assert calls[: len(calls) // 2] == calls[len(calls) // 2 :] != []
+
+
+def test_a_task_around_one_that_shares_does_not_share_behind_its_back() -> None:
+    """What hands on attributes it does not know hands on the work of the inner one alone."""
+
+    class Doubling:
+        def __init__(self, task: SharingTask) -> None:
+            self._task, self.batch_limit = task, task.batch_limit
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._task, name)
+
+        def updates(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
+            return 2 * self._task.updates(models, clients, keys)
+
+    task = SharingTask(8)
+    work = LazyWork(Doubling(task))  # type: ignore[arg-type]
+    for task_id in range(5):
+        work.add(task_id, task_id, task_id, task.initial(), 0)
+    expected = 2 * task.inner.updates(task.initial().unsqueeze(0), [1], [1])[0]
+    torch.testing.assert_close(work.take(1), expected)
+    assert task.shared == []

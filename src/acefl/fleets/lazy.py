@@ -2,7 +2,10 @@
 
 When a task will finish never depends on what it computes. So a dispatched task only remembers its model; the first
 arrival whose update is missing makes waiting tasks be computed in one batched call, those due soonest first. A task
-that takes no batches (one gradient fills the device) computes nothing before it is needed.
+that takes no batches (one gradient fills the device) computes nothing before it is needed. Where the task computes
+clients on one model version together, and enough of them wait, they are the batch.
+
+What is computed together goes by the waiting tasks alone: a resumed run computes the same batches.
 """
 
 from __future__ import annotations
@@ -16,20 +19,21 @@ import torch
 from acefl.core.state import snapshot
 from acefl.core.turns import Sent
 from acefl.core.types import State, Vector
-from acefl.tasks.base import Task
+from acefl.tasks.base import Task, sharing
 
 _COPY_ROWS_ABOVE = 16_384  # elements: a small row may keep its whole batch alive, a large one is copied out of it
+_WORTH_SHARING = 4  # tasks on one model version: fewer are computed with others, on whatever versions
 
 
 class LazyWork:
     """The tasks in flight: models kept once per version until computed, updates until taken.
 
-    `known`: computed updates of which somebody has looked at the numbers: all of their batch were finite, and the
-    batch had the form of its models.
+    `known`: computed updates that need no second look: their batch had the form of its models, and on a CPU all its
+    numbers were finite. On a GPU nobody looks at those, since that would wait for it.
     """
 
     def __init__(self, task: Task) -> None:
-        self._task = task
+        self._task, self._shares = task, sharing(task)
         self._models: dict[int, Vector] = {}
         self._sent: Sent | None = None  # the models of the last tasks that were added in one go, not in `_models` yet
         self._waiting: dict[int, tuple[float, int, int, int]] = {}  # task id -> (due, model version, client, key)
@@ -75,7 +79,8 @@ class LazyWork:
         known = self.known.pop(task_id, None)
         if known is None:
             return self._done.pop(task_id)
-        self._taken.add(task_id)
+        if known.device.type == "cpu":
+            self._taken.add(task_id)
         return known
 
     def known_finite(self, task_id: int) -> bool:
@@ -92,17 +97,19 @@ class LazyWork:
         self._done.pop(task_id, None)
 
     def _compute(self, wanted: int) -> None:
-        limit = self._task.batch_limit
-        ids = list(self._waiting)
-        if len(ids) > limit:
-            due = self._waiting
-            ids = heapq.nsmallest(limit, ids, key=lambda task_id: (task_id != wanted, due[task_id][0], task_id))
+        alike = self._on_its_version(wanted)
+        ids = alike or self._soonest(list(self._waiting), wanted, self._task.batch_limit)
         _, versions, clients, keys = zip(*map(self._waiting.__getitem__, ids), strict=True)
-        models = self._stacked(versions)
-        updates = self._task.updates(models, list(clients), list(keys))
-        on_cpu = updates.device.type == "cpu"
-        known = on_cpu and updates.shape == models.shape and updates.dtype == models.dtype
-        known = known and math.isfinite(float(updates.sum()))  # one look for the whole batch
+        if alike and self._shares is not None:
+            self._spread()
+            model = self._models[versions[0]]
+            models, updates = model.expand(len(ids), -1), self._shares.shared_updates(model, list(clients), list(keys))
+        else:
+            models = self._stacked(versions)
+            updates = self._task.updates(models, list(clients), list(keys))
+        known = updates.shape == models.shape and updates.dtype == models.dtype
+        if updates.device.type == "cpu":
+            known = known and math.isfinite(float(updates.sum()))  # one look for the whole batch
         (self.known if known else self._done).update(zip(ids, _own(updates), strict=True))
         if len(ids) == len(self._waiting):
             self._waiting.clear()
@@ -114,6 +121,21 @@ class LazyWork:
             del self._waiting[task_id]
         still = {version for _, version, _, _ in self._waiting.values()}
         self._models = {version: model for version, model in self._models.items() if version in still}
+
+    def _on_its_version(self, wanted: int) -> list[int]:
+        """The waiting tasks from the same model as this one, where they are computed together."""
+        if self._shares is None:
+            return []
+        version = self._waiting[wanted][1]
+        alike = [task_id for task_id, (_, own, _, _) in self._waiting.items() if own == version]
+        return self._soonest(alike, wanted, self._shares.shared_limit) if len(alike) >= _WORTH_SHARING else []
+
+    def _soonest(self, ids: list[int], wanted: int, limit: int) -> list[int]:
+        """So many of these, the one that is wanted among them."""
+        if len(ids) <= limit:
+            return ids
+        due = self._waiting
+        return heapq.nsmallest(limit, ids, key=lambda task_id: (task_id != wanted, due[task_id][0], task_id))
 
     def _stacked(self, versions: Sequence[int]) -> torch.Tensor:
         """A row for each version; what was sent in one go, one version after the other, is there already."""

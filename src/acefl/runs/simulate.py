@@ -24,7 +24,7 @@ from acefl.runs.observers import Observer
 from acefl.runs.record import Run
 from acefl.runs.saving import run_from_start, run_to_end
 from acefl.runs.training import Training
-from acefl.tasks.base import Task, client_names, for_run
+from acefl.tasks.base import Task, client_names, for_run, sharing
 
 
 def simulate(
@@ -130,7 +130,7 @@ def simulation(
             "scenario": scenario.record(),
             **({"trace": trace} if trace is not None else {}),
             "clients": task.clients,
-            "compute": {"strategy": _strategy(task), "at_once": task.batch_limit},
+            "compute": _compute(task),
         },
         task=task,
         evaluations=evaluations,
@@ -189,6 +189,13 @@ def _with_rounds(rule: Method, scenario: Scenario, clients: int) -> Scenario:
     at_work = scenario.concurrency
     require(at_work in (None, cohort), f"concurrency is {at_work}; allowed with {label(rule)}: {cohort}")
     return dataclasses.replace(scenario, concurrency=cohort)
+
+
+def _compute(task: Task) -> dict[str, Any]:
+    """How the task computes clients' work, and of how many clients at once; `shared`: of those on one model version."""
+    shares = sharing(task)
+    shared = {} if shares is None else {"shared": shares.shared_limit}
+    return {"strategy": _strategy(task), "at_once": task.batch_limit, **shared}
 
 
 def _strategy(task: Task) -> str:

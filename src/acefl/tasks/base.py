@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -128,6 +128,22 @@ class Task(Protocol):
         ...
 
     def evaluate(self, model: Vector) -> Evaluation: ...
+
+
+class SharingTask(Task, Protocol):
+    """A task that computes faster what clients do who start from the same model."""
+
+    shared_limit: int  # how many clients to compute in one call of `shared_updates` at most; 0: none
+
+    def shared_updates(self, model: Vector, clients: list[int], keys: list[int]) -> torch.Tensor:
+        """`updates` where all clients start from this model; equal within rounding."""
+        ...
+
+
+def sharing(task: Task) -> SharingTask | None:
+    """The task, if it computes clients on one model together. Its class is asked, as in `for_run`."""
+    offers = hasattr(type(task), "shared_updates") and cast(SharingTask, task).shared_limit > 0
+    return cast(SharingTask, task) if offers else None
 
 
 def client_names(task: Task | None) -> list[str] | None:

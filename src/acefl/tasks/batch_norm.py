@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.overrides import handle_torch_function, has_torch_function
 
 from acefl.core.errors import InvalidInput
 
@@ -101,14 +102,22 @@ class CarriedBatchNorm(_BatchNorm):
             mean, variance = self.carried_mean.detach(), self.carried_var.detach().clamp(min=0.0)
             return F.batch_norm(input, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
         output = F.batch_norm(input, None, None, self.weight, self.bias, True, 0.0, self.eps)
-        over = [dim for dim in range(input.dim()) if dim != 1]
-        variance, mean = torch.var_mean(input.detach().float(), over)
-        passed: torch.Tensor = _Towards.apply(output, self.carried_mean, mean)  # type: ignore[no-untyped-call]
-        passed = _Towards.apply(passed, self.carried_var, variance)  # type: ignore[no-untyped-call]
-        return passed
+        return towards_seen(output, input, self.carried_mean, self.carried_var)
 
 
-class _Towards(torch.autograd.Function):
+def towards_seen(output: torch.Tensor, input: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+    """Lets the output through, and gives the carried statistics their gradients; what stands in for them may do it."""
+    if has_torch_function((mean, variance)):
+        found: torch.Tensor = handle_torch_function(towards_seen, (mean, variance), output, input, mean, variance)
+        return found
+    over = [dim for dim in range(input.dim()) if dim != 1]
+    seen_variance, seen_mean = torch.var_mean(input.detach().float(), over)
+    passed: torch.Tensor = Towards.apply(output, mean, seen_mean)  # type: ignore[no-untyped-call]
+    passed = Towards.apply(passed, variance, seen_variance)  # type: ignore[no-untyped-call]
+    return passed
+
+
+class Towards(torch.autograd.Function):
     """Lets a value through, and gives `kept` the gradient of half its squared distance from `seen`."""
 
     generate_vmap_rule = True

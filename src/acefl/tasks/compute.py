@@ -157,16 +157,17 @@ def _calls(count: int) -> list[int]:
 
 
 class CompiledByShape:
-    """A function of models and minibatches that is compiled for every number of models it is called with."""
+    """A function of models and minibatches that is compiled for every number of them it is called with."""
 
     def __init__(self, function: Call) -> None:
         self._function = function
-        self._known: dict[torch.Size, Call] = {}
+        self._known: dict[tuple[torch.Size, torch.Size], Call] = {}
 
     def __call__(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
-        if models.shape not in self._known:
-            self._known[models.shape] = _compiled(self._function, models, inputs, targets)
-        return self._known[models.shape](models, inputs, targets)
+        kind = models.shape, targets.shape
+        if kind not in self._known:
+            self._known[kind] = _compiled(self._function, models, inputs, targets)
+        return self._known[kind](models, inputs, targets)
 
 
 class Beside:
@@ -237,8 +238,9 @@ class Replayed:
         name: str = "cuda-graph",
         most: int | None = None,
         sizes: tuple[int, int] = (4, 8),
+        shared: bool = False,
     ) -> None:
-        self.name, self.most = name, most
+        self.name, self.most, self._shared = name, most, shared
         self._gradients, self._gather, self._sizes = gradients, gather, sizes
         self._fit: Callable[[int], list[int]] = _one_call
         self._captured: dict[int, _Captured] = {}
@@ -249,22 +251,26 @@ class Replayed:
         own, name = self._gradients, f"compiled {self.name}"
         if isinstance(own, Beside):
             return Replayed(Beside(CompiledByShape(own.gradient)), self._gather, name=name, most=self.most)
-        made = Replayed(CompiledByShape(own), self._gather, name=name, most=self.most, sizes=self._sizes)
+        kept: dict[str, Any] = {"most": self.most, "sizes": self._sizes, "shared": self._shared}
+        made = Replayed(CompiledByShape(own), self._gather, name=name, **kept)
         made._fit = partial(_two_sizes, *self._sizes)
         return made
 
     def __call__(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
         found, start = [], 0
-        for size in self._fit(len(models)):
-            if size not in self._captured:
-                self._captured[size] = _Captured(self._drawn, size, models, self._pool)
+        for size in self._fit(len(clients)):
             part = slice(start, start + size)
-            found.append(self._captured[size].replay(models[part], clients[part], keys[part]))
+            own = models if self._shared else models[part]
+            if size not in self._captured:
+                self._captured[size] = _Captured(
+                    self._drawn, size, models[:1].repeat(1 if self._shared else size, 1), self._pool
+                )
+            found.append(self._captured[size].replay(own, clients[part], keys[part]))
             start += size
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _drawn(self, models: torch.Tensor, clients: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        return self._gradients(models, *self._gather(clients, keys))
+        return self._gradients(models[0] if self._shared else models, *self._gather(clients, keys))
 
 
 class _Captured:
@@ -274,7 +280,7 @@ class _Captured:
     """
 
     def __init__(self, compute: Callable[..., torch.Tensor], size: int, models: torch.Tensor, pool: Any) -> None:
-        self._models = models[:1].repeat(size, 1)
+        self._models = models  # the buffer that models are copied into
         self._who = torch.zeros(2, size, dtype=torch.int64, device=models.device)  # clients and keys
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -287,8 +293,8 @@ class _Captured:
             self._out = compute(self._models, *self._who)
 
     def replay(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
-        count = len(models)
-        self._models[:count].copy_(models)
+        count = len(clients)
+        self._models[: len(models)].copy_(models)
         self._who[:, :count].copy_(torch.tensor([clients, [keyed.signed(k) for k in keys]]), non_blocking=True)
         self._graph.replay()
         return self._out[:count].clone()

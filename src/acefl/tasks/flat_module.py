@@ -62,6 +62,18 @@ class FlatModule:
         finally:
             self.train()
 
+    @contextlib.contextmanager
+    def in_float32(self) -> Iterator[None]:
+        """Without autocast and without TF32: to compare two ways of computing the same."""
+        cudnn, bf16 = torch.backends.cudnn, self.bf16
+        self.bf16 = False
+        kept = {"enabled": cudnn.enabled, "benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
+        try:
+            with cudnn.flags(**kept, allow_tf32=False):
+                yield
+        finally:
+            self.bf16 = bf16
+
     def with_parameters(self, model: Vector) -> nn.Module:
         """A copy of the module with these parameters, apart from this one."""
         copied = copy.deepcopy(self.module).eval()
@@ -82,14 +94,15 @@ class FlatModule:
         """The parameters from a flat model, in the format its layers want them in."""
         if not self.channels_last:
             return dict(zip(self.names, self.views(flat), strict=True))
-        shapes, dtypes = tuple(self._shapes), self._convolution_dtypes
-        parts: tuple[torch.Tensor, ...] = ChannelsLast.apply(flat, shapes, dtypes)  # type: ignore[no-untyped-call]
+        precision = torch.bfloat16 if self.bf16 else torch.float32
+        dtypes = tuple(precision if own else None for own in self._in_convolutions)
+        parts: tuple[torch.Tensor, ...] = ChannelsLast.apply(flat, tuple(self._shapes), dtypes)  # type: ignore[no-untyped-call]
         return dict(zip(self.names, parts, strict=True))
 
     @functools.cached_property
-    def _convolution_dtypes(self) -> tuple[torch.dtype | None, ...]:
-        own, dtype = convolution_weights(self.module), torch.bfloat16 if self.bf16 else torch.float32
-        return tuple(dtype if name in own else None for name in self.names)
+    def _in_convolutions(self) -> list[bool]:
+        own = convolution_weights(self.module)
+        return [name in own for name in self.names]
 
     def __call__(self, inputs: Batch, parameters: dict[str, torch.Tensor] | None = None, **more: torch.Tensor) -> Any:
         """What the module gives, with its own parameters or others in their place; a dict is given by name."""

@@ -12,7 +12,7 @@ import torch
 from acefl.core.errors import require
 from acefl.core.own import check_settings, own_function
 from acefl.core.types import Vector
-from acefl.tasks.base import Evaluation, Shown, Task, for_run
+from acefl.tasks.base import Evaluation, Shown, Task, for_run, sharing
 
 
 class OwnTask(Shown):
@@ -22,6 +22,8 @@ class OwnTask(Shown):
         self._task, self._imported_from = task, imported_from
         self.clients, self.samples = task.clients, task.samples
         self.objective, self.batch_limit = task.objective, task.batch_limit
+        shares = sharing(task)
+        self.shared_limit = 0 if shares is None else shares.shared_limit
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else the task has, such as how it computes."""
@@ -41,6 +43,10 @@ class OwnTask(Shown):
 
     def updates(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
         return self._task.updates(models, clients, keys)
+
+    def shared_updates(self, model: Vector, clients: list[int], keys: list[int]) -> torch.Tensor:
+        found: torch.Tensor = self._task.shared_updates(model, clients, keys)  # type: ignore[attr-defined]
+        return found
 
     def evaluate(self, model: Vector) -> Evaluation:
         return self._task.evaluate(model)

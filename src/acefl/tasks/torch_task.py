@@ -50,8 +50,9 @@ from acefl.tasks.scoring import (
     even_pieces,
     score,
 )
+from acefl.tasks.shared_weights import SharedWeights
 
-COMPUTE = ("auto", "one-by-one", "together", "adapters")
+COMPUTE = ("auto", "one-by-one", "together", "adapters", "shared")
 COMPILE = ("auto", True, False)
 log = logging.getLogger(__name__)
 _TOGETHER_UP_TO_ON_GPU = 2_000_000  # parameters: above this models run beside each other instead of stacked
@@ -59,6 +60,8 @@ _BESIDE = 4  # gradients of large models at once on a GPU: more gain nothing
 _BESIDE_PARAMETERS = 2**26  # of these together: each needs memory for its activations
 _TOGETHER_UP_TO = 200_000  # parameters, frozen ones too: above this one gradient fills a CPU core
 _ADAPTERS_UP_TO = 500_000  # the same, where clients share the frozen ones: on a CPU larger bases gain nothing
+_SHARED_AT_ONCE = 20  # clients on one model version
+_SHARED_SIZES = (5, 10)  # that are compiled on a GPU
 _COMPILE_FROM = 100_000  # gradients of a run: fewer do not save the seconds that compiling takes
 _COMPILE_ABOVE_ON_GPU = 100_000  # parameters: a replay of a smaller model is as fast as it gets
 _BESIDE_THE_FIRST = 0.05  # noise on the first model, when it is tried which loss it computes
@@ -81,7 +84,9 @@ class TorchTask(Shown):
     compute: `one-by-one`, `together` (many client models in one call), or `auto`, which goes by the model's size and
     the device and not by a stopwatch, so that the same run gives the same bits tomorrow. Where linear layers alone are
     trained on a larger frozen base, as by LoRA, many clients' minibatches can go through that base at once: `adapters`,
-    which `auto` chooses on a GPU, and on a CPU where the whole model has half a million parameters at most.
+    which `auto` chooses on a GPU, and on a CPU where the whole model has half a million parameters at most. `shared`:
+    clients that start from the same model go through its weights as one batch, all others are computed as by `auto`;
+    on a CPU that gains nothing, and on a GPU `auto` does it in what is compiled.
     compile: True compiles what `together` computes on a CPU with a C++ compiler, and on a GPU what is replayed there:
     faster, and equal within rounding, not in every bit (in float32 on a CPU within 1e-5 of the largest entry; in
     bfloat16 as far apart as both are from float32). `auto` does so in simulations of at least 100,000 gradients, which
@@ -181,9 +186,11 @@ class TorchTask(Shown):
         self._test = self._samples([test]) if test is not None else None
         self._client_tests = self._held_by_clients(client_tests)
         self._label_mix = self._mix_of_labels()
-        self.compute = self._choose(compute)
+        self.compute = self._choose("auto" if compute == "shared" else compute)
         self.batch_limit = self._most_at_once()
-        self._compiled: Compiled | Replayed | None = None  # made when a run first asks for it
+        self._shared = self._replayed_shared(self._shared_or_refusal()) if compute == "shared" else None
+        self.shared_limit = 0 if self._shared is None else self._most_shared
+        self._compiled: tuple[Gradients, Replayed | None] | None = None  # made when a run first asks for it
 
     def for_run(self, updates: float, compiled: bool | None = None) -> TorchTask:
         """The task as a run of about so many updates computes it, compiled where that pays; `compiled`: as it was.
@@ -203,17 +210,40 @@ class TorchTask(Shown):
             return self
         try:
             if self._compiled is None:
-                made = captured.compiled() if captured else Compiled(self._functional_loss, self._draw)
-                made(self._initial.unsqueeze(0), [0], [0])
-                self._compiled = made
+                self._compiled = self._all_compiled(captured)
         except Exception as error:  # no compiler, or whatever a user's module does that cannot be compiled
             reason = " ".join((str(error) or type(error).__name__).split())[:200]
             log.warning("gradients are not compiled: %s", reason)
             return self
         log.info("gradients are compiled: the run is of about %d updates", updates)
         task = copy.copy(self)
-        task.compute = self._compiled
+        task.compute, shared = self._compiled
+        if shared is not None:
+            task._shared, task.shared_limit = shared, self._most_shared
         return task
+
+    def _all_compiled(self, captured: Replayed | None) -> tuple[Gradients, Replayed | None]:
+        """What computes gradients, and those of clients on one model where that is another way."""
+        made = captured.compiled() if captured else Compiled(self._functional_loss, self._draw)
+        made(self._initial.unsqueeze(0), [0], [0])
+        if captured is None or captured.most is not None:  # adapters share all there is to share
+            return made, None
+        try:
+            shared = self._replayed_shared(self._shared_or_refusal())
+        except InvalidInput as error:
+            log.info("gradients at one model are not computed together: %s", error)
+            return made, None
+        return made, shared.compiled() if isinstance(shared, Replayed) else None
+
+    @property
+    def _most_shared(self) -> int:
+        """How many clients on one model version are computed in one call."""
+        return max(1, min(_SHARED_AT_ONCE, 2**28 // len(self._net)))
+
+    def _replayed_shared(self, shared: SharedWeights) -> SharedWeights | Replayed:
+        if self.device.type != "cuda":
+            return shared
+        return Replayed(shared.over, self._gather, name="shared, cuda-graph", shared=True, sizes=_SHARED_SIZES)
 
     def _load(self, clients: Sequence[ClientData]) -> None:
         """Put all data on the device once, clients one after another, so that a minibatch is a gather."""
@@ -371,6 +401,17 @@ class TorchTask(Shown):
         sizes = (-(-most // 2), most)
         return Replayed(adapters.over, self._gather, name="adapters, cuda-graph", most=most, sizes=sizes)
 
+    def _shared_or_refusal(self) -> SharedWeights:
+        fits = self._local is None and not self._random_forward and self._loss is not mean_of_given
+        allowed = "one gradient per visit, no dropout, and a loss of outputs"
+        require(fits, f"compute is 'shared', and the task does not fit; allowed: {allowed}")
+        candidate = SharedWeights(self._net, self._output, self._loss, self._draw)
+        try:
+            candidate.try_against(OneByOne(self._gradient, self._draw), self._initial, self.clients - 1)
+        except Exception as error:
+            raise InvalidInput(f"compute is 'shared', which does not work here ({error}); allowed: auto") from error
+        return candidate
+
     def _candidates(self) -> list[Gradients]:
         """Ways to compute several gradients in one call, best first."""
         gpu, found = self.device.type == "cuda", list[Gradients]()
@@ -452,6 +493,12 @@ class TorchTask(Shown):
             counts = [self._local.count(self.samples[client], self._batch) for client in clients]
             return self._local.updates(self._gradients, models, clients, keys, counts)
         return self._gradients(models, clients, keys)
+
+    def shared_updates(self, model: Vector, clients: list[int], keys: list[int]) -> torch.Tensor:
+        assert self._shared is not None
+        models = model.unsqueeze(0) if isinstance(self._shared, Replayed) else model
+        gradients = self._shared(models, clients, keys)
+        return gradients.add_(model, alpha=self._ridge) if self._ridge else gradients
 
     def _gradients(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
         """Row k: a minibatch gradient of clients[k] at models[k]."""
