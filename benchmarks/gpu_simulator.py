@@ -1,9 +1,9 @@
 """The simulator on a GPU: what an arrival costs through `simulate`, as users call it, and by the eager loop.
 
-Random data of the real shapes (gradients cost the same), 100 clients, minibatches of 50, two evaluations in the time and
-compiling not. `event`: every client on a version of its own, speeds 30 apart. `one version`: clock tick with a mean
-delay of 5, so that some twenty clients start from each model. `--warm` compiles what `--case` needs and times nothing:
-several at once fill torch's cache for the timed run.
+Random data of the real shapes (gradients cost the same), 100 clients, minibatches of 50; two evaluations are in the
+time and compiling is not. `event`: every client on a version of its own, speeds 30 apart. `one version`: clock tick
+with a mean delay of 5, so that some twenty clients start from each model. `--warm` compiles what `--case` needs and
+times nothing: several at once fill torch's cache for the timed run.
 """
 
 from __future__ import annotations

@@ -1,0 +1,132 @@
+"""What a GPU replays: calls of fixed sizes that serve any number of clients, one by one's gradients, compiled or not.
+
+Capturing needs a GPU, so here a stand-in computes what a graph would hold, on the same static buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from acefl.core import rng as keyed
+from acefl.tasks import TorchTask, group_norm, inductor, tracing
+from acefl.tasks import compute as ways
+from acefl.tasks.compute import Beside, OneByOne, Replayed, Stacked, gradient_of
+from acefl.tasks.shared_weights import SharedWeights
+
+CLOSE = 1e-5  # of the largest entry, in float32
+
+
+class Graph:
+    """Computes when it is replayed; buffers, and rows beyond those given, are as in a CUDA graph."""
+
+    def __init__(self, compute: Callable[..., torch.Tensor], size: int, models: torch.Tensor, pool: Any) -> None:
+        self._compute, self._models, self._who = compute, models, torch.zeros(2, size, dtype=torch.int64)
+
+    def replay(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
+        self._models[: len(models)] = models
+        self._who[:, : len(clients)] = torch.tensor([clients, [keyed.signed(k) for k in keys]])
+        return self._compute(self._models, *self._who)[: len(clients)].clone()
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "_Captured", Graph)
+    monkeypatch.setattr(inductor, "compiled", lambda graph, examples: lambda given: graph(*given)[0])
+
+
+def task() -> TorchTask:
+    torch.manual_seed(0)
+    data = [(torch.randn(9, 6), torch.randint(0, 3, (9,))) for _ in range(7)]
+    return TorchTask(nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)), nn.CrossEntropyLoss(), data, batch=4)
+
+
+def someones(of: TorchTask, count: int) -> tuple[torch.Tensor, list[int], list[int]]:
+    torch.manual_seed(1)
+    models = of.initial() + 0.3 * torch.randn(count, len(of.initial()))
+    return models, [k % of.clients for k in range(count)], [keyed.key(7, k) for k in range(count)]
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() <= CLOSE * expected.abs().max()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("count", [1, 3, 8, 9, 21])
+def test_any_number_of_small_models_is_each_alone(count: int, compiled: bool) -> None:
+    of = task()
+    way = Replayed(Stacked(gradient_of(of._functional_loss)), of._gather)
+    way = way.compiled() if compiled else way
+    drawn = someones(of, count)
+    for _ in range(2):  # the second time on buffers that hold something
+        close(way(*drawn), OneByOne(of._gradient, of._draw)(*drawn))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("count", [1, 4, 5, 7, 10, 23])
+def test_any_number_of_clients_on_one_model_is_each_alone(count: int, compiled: bool) -> None:
+    of = task()
+    shared = SharedWeights(of._net, of._output, of._loss, of._draw)
+    way = Replayed(shared.over, of._gather, shared=True, sizes=(5, 10))
+    way = way.compiled() if compiled else way
+    models, clients, keys = someones(of, count)
+    expected = OneByOne(of._gradient, of._draw)(models[:1].expand(count, -1), clients, keys)
+    close(way(models[:1], clients, keys), expected)
+
+
+def test_large_models_are_compiled_one_by_one() -> None:
+    of = task()
+    way = Replayed(Beside(gradient_of(of._functional_loss)), of._gather).compiled()
+    drawn = someones(of, 1)
+    close(way(*drawn), OneByOne(of._gradient, of._draw)(*drawn))
+    assert way.name == "compiled cuda-graph"
+
+
+@given(small=st.integers(1, 20), more=st.integers(1, 20), count=st.integers(1, 200))
+def test_two_sizes_serve_every_number_and_waste_less_than_one_call(small: int, more: int, count: int) -> None:
+    sizes = ways._two_sizes(small, small + more, count)
+    assert set(sizes) <= {small, small + more}
+    assert 0 <= sum(sizes) - count < small + more
+    assert sum(sizes[:-1]) < count
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("last", [False, True])
+def test_group_norm_in_parts_is_group_norm_and_keeps_the_format(affine: bool, last: bool) -> None:
+    torch.manual_seed(0)
+    form = torch.channels_last if last else torch.contiguous_format
+    norm = nn.GroupNorm(4, 8, affine=affine)
+    x, upward = (torch.randn(3, 8, 5, 4).contiguous(memory_format=form) for _ in range(2))
+    own = [p.detach() + 0.1 for p in norm.parameters()]
+
+    def both_ways(x: torch.Tensor, upward: torch.Tensor, *own: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [t.detach().requires_grad_() for t in (x, *own)]
+        y = torch.nn.functional.group_norm(leaves[0], 4, *leaves[1:])
+        return [y.detach(), *torch.autograd.grad(y, leaves, upward)]
+
+    graph = tracing.traced(both_ways, x, upward, *own, instead=group_norm.IN_PARTS)
+    assert not any("group_norm" in str(node.target) for node in graph.graph.nodes)
+    found = graph(x, upward, *own)
+    for ours, theirs in zip(found, both_ways(x, upward, *own), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert all(t.is_contiguous(memory_format=form) for t in found[:2])
+
+
+def test_constants_become_arguments_once_each() -> None:
+    kept, scale = torch.randn(3), torch.randn(3)
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (x * kept + scale * kept,)
+
+    graph = tracing.traced(function, torch.randn(3))
+    values = inductor._constants_as_arguments(graph)
+    assert len(values) == 2
+    x = torch.randn(3)
+    assert torch.equal(graph(*values, x)[0], function(x)[0])
