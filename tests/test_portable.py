@@ -73,3 +73,16 @@ def test_stages_take_their_inputs_from_the_arguments(tmp_path: Path, capsys: pyt
     assert {one.settings["task.folder"] for one in gpu.plan(["main0"], inputs, "cpu", {})} == {
         str(tmp_path / "cifar10")
     }
+
+
+def test_a_stage_goes_seed_by_seed(tmp_path: Path) -> None:
+    """A stage that the clock ends then has whole seeds, which is what pages compare."""
+    (tmp_path / "cifar10").mkdir()
+    runs = gpu.plan(["tau12"], gpu.Inputs(tmp_path), "cpu", {})
+    assert [list(run.seeds) for run in runs] == [[1]] * 7 + [[2]] * 7
+
+
+def test_what_is_recorded_is_not_made_again_wherever_the_data_lie(tmp_path: Path) -> None:
+    (tmp_path / "cifar10").mkdir()
+    assert len(gpu.plan(["main0"], gpu.Inputs(tmp_path), "cpu", {})) > 0
+    assert gpu.plan(["main0"], gpu.Inputs(tmp_path), "cuda", {}) == []

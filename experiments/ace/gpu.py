@@ -1,4 +1,7 @@
-"""The recorded GPU runs, in stages, the most wanted first. Called again, it resumes.
+"""The recorded GPU runs, in stages, the most wanted first, and in a stage one seed after the other.
+
+Called again, it resumes; runs as printed that recorded/ has are not made again. A search for rates resumes from a copy
+of its records in `--out`.
 
     python experiments/ace/gpu.py --stages main0,quant0 [--data DIR] [--encoder DIR] [--out DIR] [--limit SECONDS]
     python experiments/ace/gpu.py --merge DIR...   # add their records to recorded/, and write the pages
@@ -15,8 +18,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +71,20 @@ def _tau(labels: dict[str, Any]) -> bool:
     return bool(labels["part"] == "tau")
 
 
+def _one_by_one(labels: dict[str, Any]) -> bool:
+    """Under the clocks that bring one client at a time, the methods that step on each: cheap."""
+    return labels["clock"] != "tick" and labels["method"] not in BUFFERED
+
+
+def _buffered(labels: dict[str, Any]) -> bool:
+    """The methods that take ten times as many gradients there."""
+    return labels["clock"] != "tick" and labels["method"] in BUFFERED
+
+
+def _cells(alpha: float, *betas: float) -> Wanted:
+    return lambda labels: labels["alpha"] == alpha and labels["beta"] in betas
+
+
 def _hard_corner(labels: dict[str, Any]) -> bool:
     """The cell that the paper's sentences on its heatmaps are about."""
     return (labels["alpha"], labels["beta"]) == (0.1, 30.0)
@@ -77,6 +94,7 @@ def _other_cells(*betas: float) -> Wanted:
     return lambda labels: not _corner(labels) and labels["beta"] in betas
 
 
+BUFFERED = ("CA2FL", "FedBuff")
 CNN, NEWS = {"model": "cnn"}, {"evaluations": 4}
 TUNED = {"form": "tuned", "seeds": (0, 1, 2)}
 
@@ -87,11 +105,15 @@ STAGES: dict[str, tuple[str, dict[str, Any], Wanted]] = {
     "main2": ("cifar10-main", {"seeds": (2,)}, _on("tick")),
     "main34": ("cifar10-main", {"seeds": (3, 4)}, _on("tick")),
     "sampled": ("cifar10-main", {"seeds": (0,)}, _on("sampled")),
-    "event1234": ("cifar10-main", {"seeds": (1, 2, 3, 4)}, _on("event")),
+    "one-by-one1234": ("cifar10-main", {"seeds": (1, 2, 3, 4)}, _one_by_one),
+    "buffered12": ("cifar10-main", {"seeds": (1, 2)}, _buffered),
+    "buffered34": ("cifar10-main", {"seeds": (3, 4)}, _buffered),
     "extended": ("cifar10-extended", {"seeds": (0,)}, _on("tick")),
-    "extended1": ("cifar10-extended", {"seeds": (1,)}, _on("tick")),
-    "extended2": ("cifar10-extended", {"seeds": (2,)}, _on("tick")),
-    "tuned-cnn": ("cifar10-main", TUNED | CNN, _on("tick")),
+    "extended-late": ("cifar10-extended", {"seeds": (0, 1, 2)}, _cells(0.1, 30.0)),
+    "extended-soon": ("cifar10-extended", {"seeds": (0, 1, 2)}, _cells(0.1, 5.0)),
+    "extended-even": ("cifar10-extended", {"seeds": (0, 1, 2)}, _cells(0.3, 30.0, 5.0)),
+    "tuned-cnn": ("cifar10-main", TUNED | CNN, lambda labels: (labels["clock"], labels["beta"]) == ("tick", 5.0)),
+    "tuned-cnn30": ("cifar10-main", TUNED | CNN, lambda labels: (labels["clock"], labels["beta"]) == ("tick", 30.0)),
     "quant0": ("quantization", {"seeds": (0,)}, EVERYTHING),
     "quant12": ("quantization", {"seeds": (1, 2)}, EVERYTHING),
     "quant34": ("quantization", {"seeds": (3, 4)}, EVERYTHING),
@@ -109,6 +131,10 @@ STAGES: dict[str, tuple[str, dict[str, Any], Wanted]] = {
     "heat0": ("cifar100-heatmap", {"seeds": (0,)}, lambda labels: _corner(labels) and labels["beta"] > 1),
     "heat1": ("cifar100-heatmap", {"seeds": (0,)}, lambda labels: _corner(labels) and labels["beta"] == 1),
     "hard-corner12": ("cifar100-heatmap", {"seeds": (1, 2)}, _hard_corner),
+    "hard-corner34": ("cifar100-heatmap", {"seeds": (3, 4)}, _hard_corner),
+    "centre12": ("cifar100-heatmap", {"seeds": (1, 2)}, _cells(0.3, 5.0)),
+    "even-corner12": ("cifar100-heatmap", {"seeds": (1, 2)}, _cells(10.0, 30.0)),
+    "soon-corner12": ("cifar100-heatmap", {"seeds": (1, 2)}, _cells(0.1, 1.0)),
     "heat-late": ("cifar100-heatmap", {"seeds": (0,)}, _other_cells(20.0, 30.0)),
     "heat5": ("cifar100-heatmap", {"seeds": (0,)}, _other_cells(5.0)),
     "heat-soon": ("cifar100-heatmap", {"seeds": (0,)}, _other_cells(1.0)),
@@ -165,8 +191,15 @@ def plan(stages: Sequence[str], inputs: Inputs, device: str, sizes: dict[str, An
             continue
         found = {key: str(path) for key, path in needed.items()}
         request = recipe.request(device=device, **{**found, **settings, **sizes})
-        planned += [entry for entry in recipe.plan(request) if wanted(dict(entry.labels))]
+        entries = [entry for entry in recipe.plan(request) if wanted(dict(entry.labels))]
+        by_seed = [replace(entry, seeds=(seed,)) for seed in request.seeds for entry in entries]
+        there = Ledger(HERE / "recorded" / name / "results.jsonl").records
+        planned += [entry for entry in by_seed if entry.tuning or not _made(entry, there)]
     return planned
+
+
+def _made(entry: Planned, there: Container[str]) -> bool:
+    return all(portable({"cell": cell.name, "settings": cell.settings})["cell"] in there for cell in entry.cells())
 
 
 def main() -> None:
@@ -191,7 +224,6 @@ def main() -> None:
     encoder = arguments.encoder or arguments.data / ENCODER
     inputs = Inputs(arguments.data, encoder, arguments.start or arguments.data / RECORDED.start.name)
     began = time.monotonic()
-    _decode(inputs)
     stages = [stage for stage in arguments.stages.split(",") if stage]
     planned = plan(stages, inputs, arguments.device, arguments.sizes)
     folders = {entry.recipe: arguments.out / entry.recipe for entry in planned}
@@ -204,15 +236,6 @@ def main() -> None:
     print(f"{time.monotonic() - began:.1f} s, {outcome.done} runs, {outcome.left} left", flush=True)
     for cell, problem in list(outcome.failed.items())[:5]:
         print(f"failed: {cell}: {problem}", flush=True)
-
-
-def _decode(inputs: Inputs) -> None:
-    """Packed images are decoded once, before several processes ask for them."""
-    from acefl.tasks.image_files import load
-
-    for name in ("cifar10", "cifar100"):
-        if inputs.folder(name).exists():
-            load(name, str(inputs.folder(name)))
 
 
 def _stages(name: str, records: Sequence[Record]) -> list[str]:

@@ -283,6 +283,23 @@ def test_records_made_elsewhere_are_added_once(tmp_path: Path) -> None:
     assert [reproduce.merge(lines, tmp_path / "here") for _ in range(2)] == [2, 0]
 
 
+def test_runs_on_another_number_of_samples_are_not_added_to_those_there(tmp_path: Path) -> None:
+    """Two folders of one name may hold different parts of a data set, and the runs then have one name."""
+    runner.run([planned_digits("a", "ACE", seeds=(0, 1))], {"a": tmp_path / "here"}, workers=1)
+    here = Ledger(tmp_path / "here" / "results.jsonl")
+    first, second = here.records.values()
+    assert first["samples"] == second["samples"] > 1000
+    fewer = Ledger(tmp_path / "fewer" / "results.jsonl")
+    fewer.add({**first, "cell": "another", "samples": 1000})
+    path = [tmp_path / "fewer" / "results.jsonl"]
+    with pytest.raises(InvalidInput, match=r"holds runs on 1,\d\d\d samples, not 1,000; give another folder"):
+        reproduce.merge(path, tmp_path / "here")
+    assert [*Ledger(tmp_path / "here" / "results.jsonl").records] == [first["cell"], second["cell"]]
+    older = {key: value for key, value in first.items() if key != "samples"}
+    fewer.add({**older, "cell": "older"})  # what nothing is known of is as the page says
+    fewer.add({**first, "cell": "trial", "settings": {**first["settings"], "task.validation": True}, "samples": 900})
+
+
 def test_comparisons_are_over_the_seeds_that_everybody_has() -> None:
     made = {"ACE": (0, 1, 2), "ASGD": (0, 2), "FedBuff": (2, 0, 7)}
     records = [

@@ -19,11 +19,13 @@ _ORDER = ("ACE", "ACED", "CA2FL", "FedBuff", "DelayAdaptiveASGD", "ASGD")  # of 
 class Ledger:
     """A file of finished runs by cell name, in the order they were last recorded in.
 
-    A line that was cut off by a crash is dropped: its run is made again.
+    A line that was cut off by a crash is dropped: its run is made again. A run is named by where its data lie, not by
+    how much lies there, so runs on another number of samples, where that was recorded, are refused.
     """
 
     def __init__(self, path: Path) -> None:
-        self._lines = JsonLines(path)
+        self._path, self._lines = path, JsonLines(path)
+        self._samples: dict[str, int] = {}  # of the runs that have the same data by their settings
         self.records: dict[str, Record] = {}
         for number, record in self._lines.read():
             known = isinstance(record, dict) and isinstance(record.get("cell"), str)
@@ -31,9 +33,15 @@ class Ledger:
             self._keep(record)
 
     def add(self, record: Record) -> None:
+        if "samples" in record:
+            known = self._samples.get(_data(record), record["samples"])
+            wrong = f"{self._path} holds runs on {known:,} samples, not {record['samples']:,}; give another folder"
+            require(record["samples"] == known, wrong)
         self._keep(self._lines.add(record))
 
     def _keep(self, record: Record) -> None:
+        if "samples" in record:
+            self._samples.setdefault(_data(record), record["samples"])
         self.records.pop(record["cell"], None)
         self.records[record["cell"]] = record
 
@@ -119,6 +127,11 @@ class Results:
             points = [(row[against], row[metric]) for row in record["history"] if row.get(metric) is not None]
             curves.append(([x for x, _ in points], [y for _, y in points]))
         return curves
+
+
+def _data(record: Record) -> str:
+    keys = ("task.name", "task.samples", "task.validation", "task.clients")
+    return json.dumps([record["settings"].get(key) for key in keys])
 
 
 def _entry(record: Record) -> str:

@@ -216,6 +216,7 @@ def _make(assignment: Assignment) -> Record:
         "time": made.time,
         "staleness": float(ages.mean()) if len(ages) else 0.0,
         "parameters": made.config["dim"],
+        "samples": sum(row["samples"] for row in made.clients),
         "compute": made.config["compute"]["strategy"],
         "diverged": made.diverged,
         "wall_seconds": round(made.wall_seconds, 2),
