@@ -58,7 +58,7 @@ def _introduction(size: Size, small: bool) -> str:
     ).rstrip()
 
 
-def write(folder: Path, adapters: Sequence[str], speeds: Sequence[str], size: Size, *, small: bool = False) -> Path:
+def write(folder: Path, cells: Sequence[tuple[str, str]], size: Size, *, small: bool = False) -> Path:
     ledger = Ledger(folder / "results.jsonl") if (folder / "results.jsonl").exists() else None
     results = Results(ledger.records.values() if ledger else ())
     longer = [record for record in ledger.records.values() if record["kind"] == LONGER] if ledger else []
@@ -67,9 +67,10 @@ def write(folder: Path, adapters: Sequence[str], speeds: Sequence[str], size: Si
     if any(record["settings"]["model"] == TOY for record in results.records):
         page.text(f"*Not for citing: what follows is of {TOY} and made-up sentences, to see that the study works.*")
     if small:  # what a CPU has had no time for is not listed
-        speeds = [one for one in speeds if results.where(speeds=one).records]
-    for one in speeds:
+        cells = [(adapter, one) for adapter, one in cells if results.where(speeds=one).records]
+    for one in dict.fromkeys(speeds for _, speeds in cells):
         page.text(f"## Speeds {one}")
+        adapters = [adapter for adapter, speeds in cells if speeds == one]
         for adapter in adapters:
             page.text(f"### What travels: {adapter}")
             _cell(page, results.where(adapter=adapter, speeds=one), longer)
