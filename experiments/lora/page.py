@@ -28,8 +28,8 @@ SmolLM2-135M-Instruct with rank-8 adapters on 20 Newsgroups, each group over {cl
 `{work}` on {batch} rows of {length} tokens. Perplexity is on later messages of the same group, which nobody
 trains on. Devices are those of EdgeFlowerTune: three in eight take 11 to 14 seconds per step, the others 170 to 174.
 Speeds are tied to the data (the last groups have the slow devices), independent of them, or reversed. Every method has
-its learning rate from four trials, three times apart, on a seed that is not reported. All stop at {arrivals} uploads.
-For the time to {anchor}'s last perplexity others are run again, and go on to {longer}.
+its learning rate from four trials, three times apart, with speeds tied to the data, on a seed that is not reported. All
+stop at {arrivals} uploads. For the time to {anchor}'s last perplexity others go on to {longer} where speeds are tied.
 
     {command}
     {command_of_page}

@@ -48,6 +48,7 @@ RATES = (-1, 0, 1, 2)  # powers of 3, times the rate by which a method moves by 
 METHODS = ("FedAvg", "FedBuff", "CA2FL", "ACE", "ACED")
 ADAPTERS = {"A and B": False, "B alone": True}  # freeze_a
 SPEEDS = {"tied to data": "last", "independent": "random", "reversed": "first"}  # who is slow
+TUNED_BY = "tied to data"  # rates are found by these speeds, and kept
 CELLS = {  # adapter and speeds; what travels is compared by one of these
     f"{adapter}, {speeds}": (adapter, speeds)
     for adapter in ADAPTERS
@@ -64,7 +65,7 @@ class Size:
 
     clients_per_group: int = 5
     documents: int = 40  # of a client
-    held_out: int = 6
+    held_out: int = 2
     length: int = 128
     batch: int = 4
     local: str = "adamw(lr=0.002, steps=2)"
@@ -103,13 +104,18 @@ class Planned:
         return {"adapter": self.adapter, "speeds": self.speeds, "method": self.method}
 
     @property
+    def goes_on(self) -> bool:
+        """Whether runs go on, to see when they have the anchor's last perplexity: by the speeds of most interest."""
+        return self.method != page.ANCHOR and self.speeds == TUNED_BY
+
+    @property
     def scenario(self) -> Scenario:
         return Scenario(devices="edge-flowertune", slow=SPEEDS[self.speeds])
 
 
-def plan(only: Sequence[str] = ()) -> list[Planned]:
+def plan(only: Sequence[str] = (), methods: Sequence[str] = METHODS) -> list[Planned]:
     """Cells in the order of interest, each with all its methods; `only` some."""
-    return [Planned(*CELLS[cell], method) for cell in (only or CELLS) for method in METHODS]
+    return [Planned(*CELLS[cell], method) for cell in (only or CELLS) for method in methods]
 
 
 class OutOfTime(Exception):
@@ -124,7 +130,6 @@ class Study:
         self.ledger = Ledger(out / "results.jsonl")
         self._given, self._size = given, size
         self._deadline = time.perf_counter() + given.seconds
-        self._longest = 0.0  # seconds of a run in this process
         model = page.TOY if given.quick else (given.model or packaged()).name
         self._settings = {"model": model, "bf16": given.bf16, **dataclasses.asdict(size)}
         for record in self.ledger.records.values():
@@ -143,33 +148,34 @@ class Study:
         return True
 
     def _missing(self) -> Iterator[Record]:
-        """Cell by cell and method by method."""
-        for planned in plan(self._given.only):
-            yield from self._records(planned)
+        """Method by method and cell by cell."""
+        for planned in plan(self._given.only, self._given.methods):
+            tuned = dataclasses.replace(planned, speeds=TUNED_BY)
+            lr = yield from self._best_rate(tuned)
+            for seed in SEEDS:
+                yield from self._recorded(planned, lr, seed, "run")
 
-    def _records(self, planned: Planned) -> Iterator[Record]:
-        """The trials of rates, as many for every method, then a run of every seed at the best."""
+    def _best_rate(self, planned: Planned) -> Generator[Record, None, float]:
+        """By trials, as many for every method."""
         centre = default_lr(self._method(planned.method), self._size.clients)
         search = GridSearch(lambda place: centre * 3.0**place, RATES, looks=0)
         for lr in search.ask():
             found = yield from self._recorded(planned, lr, TUNING_SEED, "trial")
             search.tell(lr, float("inf") if found["diverged"] else float(found["final"].get(CHOSEN_BY) or "inf"))
-        for seed in SEEDS:
-            yield from self._recorded(planned, search.best, seed, "run")
+        return search.best
 
     def _recorded(self, planned: Planned, lr: float, seed: int, kind: str) -> Generator[Record, None, Record]:
-        """Looked up, or made and yielded. A run is the first half of one that goes on, but for the anchor's."""
+        """Looked up, or made and yielded. Where runs go on, one is the first half of the run that does."""
         cell = ", ".join((*planned.labels.values(), kind, f"lr {lr:.4g}", f"seed {seed}"))
-        if cell not in self.ledger.records and kind == "run" and planned.method != page.ANCHOR:
+        if cell not in self.ledger.records and kind == "run" and planned.goes_on:
             longer = yield from self._recorded(planned, lr, seed, page.LONGER)
             self.ledger.add({**longer, "cell": cell, "kind": kind, **_until(longer, self._size.arrivals)})
         elif cell not in self.ledger.records:
             began = time.perf_counter()
-            if began + 1.1 * self._longest > self._deadline:
+            if began > self._deadline:
                 raise OutOfTime
             run = self._run(planned, lr, seed, kind)
             seconds = time.perf_counter() - began
-            self._longest = max(self._longest, seconds)
             settings = {"lr": lr, "seed": seed, **self._settings}
             known = {"cell": cell, "kind": kind, "labels": planned.labels, "settings": settings, "seconds": seconds}
             self.ledger.add({**known, **_found(run)})
@@ -273,6 +279,7 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument("--bf16", action="store_true")
     options.add_argument("--seconds", type=float, default=float("inf"), help="stop before so many are over")
     options.add_argument("--only", choices=CELLS, nargs="+", default=(), help="these cells alone")
+    options.add_argument("--methods", choices=METHODS, nargs="+", default=METHODS, help="these methods alone")
     options.add_argument("--no-compile", dest="compile", action="store_false", help="on a GPU: as captured")
     options.add_argument("--small", action="store_true")
     options.add_argument("--quick", action="store_true")

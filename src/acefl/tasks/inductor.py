@@ -17,6 +17,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -51,7 +52,8 @@ def _in_process(graph: GraphModule, examples: Sequence[torch.Tensor]) -> Callabl
 
         _without_shapes(graph)
         constants = _constants_as_arguments(graph)
-        made = inductor.compile(graph, [*constants, *examples])
+        given: Any = [*constants, *examples]
+        made: Any = inductor.standalone_compile(graph, given, dynamic_shapes="from_example_inputs")
 
     def run(given: list[torch.Tensor]) -> torch.Tensor:
         with torch.no_grad():
