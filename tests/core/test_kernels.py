@@ -21,18 +21,14 @@ from acefl.core.kernels.cpu import Compiled
 from acefl.core.kernels.cpu import read as read_with_numba
 from acefl.core.kernels.host import ThroughHost
 from acefl.core.kernels.layout import (
-    ADD,
     ENCODINGS,
-    EXCHANGE,
     GROUP,
     LOWEST,
-    STEP,
-    ZERO,
-    Change,
     Key,
     Layout,
     Row,
     Sum,
+    Tape,
     native,
 )
 from acefl.core.kernels.reference import CHUNK, Reference
@@ -101,14 +97,17 @@ def played(kernel: Reference, seed: int) -> list[bytes]:
     parts = empty_sum("wide", layout.dim)
     sums = Sum(*(None if part is None else native(part) for part in parts))
     model, models = torch.ones(layout.dim), torch.zeros(6, layout.dim)
-    changes = []
+    tape = Tape()
     for visit, new in enumerate(updates(layout.dim, seed, 1.0)):
-        changes.append(Change(EXCHANGE, 0.3 * visit, rows[visit % 3], new, Key.of(7, visit % 3, visit)))
-        changes.append(Change(STEP, 1.0 / (visit + 1), rate=0.01))
+        tape.exchange(rows[visit % 3], new, 0.3 * visit, Key.of(7, visit % 3, visit))
+        tape.step(0.01, 1.0 / (visit + 1))
         if visit == 2:
-            changes += [Change(ADD, -0.7, rows[visit % 3]), Change(ZERO), Change(ADD, 1.0, rows[0])]
-    changes += [Change(ADD, 0.5, rows[1]), Change(STEP, 1.0, rate=0.3)]
-    kernel.play(changes, sums, model, models)
+            tape.add(rows[visit % 3], -0.7)
+            tape.zero()
+            tape.add(rows[0], 1.0)
+    tape.add(rows[1], 0.5)
+    tape.step(0.3, 1.0)
+    kernel.play(tape, sums, model, models)
     left = [model, models, *(row.raw for row in rows), *(part for part in parts if part is not None)]
     return [tensor.numpy().tobytes() for tensor in left]
 

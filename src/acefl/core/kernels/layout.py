@@ -6,6 +6,7 @@ allocated, or a hole in a sparse file, needs no special case.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -131,19 +132,43 @@ class Key(NamedTuple):
 NO_DRAWS: Final = Key(0, 0)
 
 
-class Change(NamedTuple):
-    """Something that happens to a table, to the running sum over its rows, or to the model that steps on the sum.
+Change = tuple[int, float, Row | None, Vector | None, Key, float]  # kind, scale, row, new, key, rate
 
-    ADD adds `scale` times the row to the sum. EXCHANGE stores `new` in the row and adds `scale` times the change. ZERO
-    empties the sum. STEP takes `rate` times (`scale` times the sum) from the model.
+
+class Tape:
+    """What happens to a table, to the running sum over its rows, and to the model that steps on the sum, in order.
+
+    Kept twice: as objects, and as bare numbers for loops that are compiled.
     """
 
-    kind: int
-    scale: float = 0.0
-    row: Row | None = None
-    new: Vector | None = None
-    key: Key = NO_DRAWS
-    rate: float = 0.0
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self.numbers = array("q")  # five a change: kind, addresses of the row and of what is new, the halves of the key
+        self.factors = array("d")  # two a change: scale and rate
+
+    def exchange(self, row: Row, new: Vector, scale: float, key: Key) -> None:
+        """Store `new` in the row, and add `scale` times the change to the sum."""
+        self.changes.append((EXCHANGE, scale, row, new, key, 0.0))
+        self.numbers.extend((EXCHANGE, row.raw.data_ptr(), new.data_ptr(), *key))
+        self.factors.extend((scale, 0.0))
+
+    def add(self, row: Row, scale: float) -> None:
+        """Add `scale` times the row to the sum."""
+        self.changes.append((ADD, scale, row, None, NO_DRAWS, 0.0))
+        self.numbers.extend((ADD, row.raw.data_ptr(), 0, 0, 0))
+        self.factors.extend((scale, 0.0))
+
+    def step(self, rate: float, scale: float) -> None:
+        """Take `rate` times (`scale` times the sum) from the model."""
+        self.changes.append((STEP, scale, None, None, NO_DRAWS, rate))
+        self.numbers.extend((STEP, 0, 0, 0, 0))
+        self.factors.extend((scale, rate))
+
+    def zero(self) -> None:
+        """Empty the sum."""
+        self.changes.append((ZERO, 0.0, None, None, NO_DRAWS, 0.0))
+        self.numbers.extend((ZERO, 0, 0, 0, 0))
+        self.factors.extend((0.0, 0.0))
 
 
 def _mix64(x: int) -> int:

@@ -367,6 +367,13 @@ def filled(x, begin, size):
 
 
 @jit
+def fill(copy, x, begin):
+    """`filled` into a copy that was filled before, from as many numbers."""
+    for i in range(begin, x.size):
+        copy[i - begin] = x[i]
+
+
+@jit
 def restore(x, begin, copy):
     for i in range(begin, x.size):
         x[i] = copy[i - begin]
@@ -475,30 +482,84 @@ def exchange_wide(codes, scales, new, total, value, scale, first, second, model,
     restore(model, done * GROUP, m)
 
 
+@inlined
+def step_wide(value, model, after, rate, scale, size):
+    for i in range(size):
+        model[i] = fused(rate, F(value[i] * scale), model[i])
+        after[i] = model[i]
+
+
 @jit
 def play(changes, factors, codes, scales, beyond, total, value, model, models, width, blocks):
-    """Changes of a table and its sum in float64, and steps on it, one after another: see `tape`.
+    """Changes of a table and its sum in float64, and steps on it, one after another: see `Tape`.
 
     Rows and updates are given by their addresses; a row has codes and scales like those given, the scales `beyond` so
-    many bytes from its beginning. After each step the model is also written to the next row of `models`.
+    many bytes from its beginning. After each step the model is also written to the next row of `models`. All changes of
+    one group are made before those of the next one, so that its part of the sum and of the model stays in the cache.
     """
-    nothing, steps = np.empty(0, F), 0
+    done = total.size // GROUP
+    fresh, old, zeros = np.empty(GROUP, F), np.empty(GROUP, F), np.zeros(GROUP, F)
+    for group in range(done):
+        low, high = group * GROUP, (group + 1) * GROUP
+        t, v, m = total[low:high], value[low:high], model[low:high]
+        steps = 0
+        for k in range(changes.shape[0]):
+            kind, row, new, first, second = changes[k]
+            scale, rate = factors[k]
+            if kind == STEP:
+                step_wide(v, m, models[steps, low:high], F(-rate), F(scale), GROUP)
+                steps += 1
+            elif kind == ZERO:
+                t[:] = 0
+                v[:] = 0
+            else:
+                c = carray(pointer(row, codes), codes.size)[group * width : (group + 1) * width]
+                s = carray(pointer(row + beyond, scales), scales.size)[group * blocks : (group + 1) * blocks]
+                if kind == EXCHANGE:
+                    x, counter = carray(pointer(new, model), model.size)[low:high], U(first + group * (GROUP // 2))
+                    exchange_wide_group(c, s, x, fresh, old, counter, U(second), t, v, scale)
+                else:
+                    add_wide_group(c, s, fresh, zeros, t, v, scale)
+    if done * GROUP < total.size:
+        play_rest(changes, factors, codes, scales, beyond, total, value, model, models, width, blocks)
+
+
+@jit
+def play_rest(changes, factors, codes, scales, beyond, total, value, model, models, width, blocks):
+    """`play` for the numbers after the last whole group, which are worked on in copies."""
+    group = total.size // GROUP
+    low, rest = group * GROUP, total.size - group * GROUP
+    fresh, old, zeros = np.empty(GROUP, F), np.empty(GROUP, F), np.zeros(GROUP, F)
+    t, v, m = filled(total, low, GROUP), filled(value, low, GROUP), filled(model, low, GROUP)
+    c, s, x = np.zeros(width, codes.dtype), np.zeros(blocks, scales.dtype), np.zeros(GROUP, F)
+    steps = 0
     for k in range(changes.shape[0]):
         kind, row, new, first, second = changes[k]
         scale, rate = factors[k]
         if kind == STEP:
-            after = models[steps]
-            for i in range(model.size):
-                model[i] = fused(F(-rate), F(value[i] * F(scale)), model[i])
-                after[i] = model[i]
+            step_wide(v, m, models[steps, low:], F(-rate), F(scale), rest)
             steps += 1
         elif kind == ZERO:
-            total[:] = 0
-            value[:] = 0
+            t[:] = 0
+            v[:] = 0
         else:
-            c, s = carray(pointer(row, codes), codes.size), carray(pointer(row + beyond, scales), scales.size)
-            x = carray(pointer(new, model), model.size) if kind == EXCHANGE else nothing
-            exchange_wide(c, s, x, total, value, scale, U(first), U(second), nothing, F(0), width, blocks)
+            all_codes, all_scales = (
+                carray(pointer(row, codes), codes.size),
+                carray(pointer(row + beyond, scales), scales.size),
+            )
+            fill(c, all_codes, group * width)
+            fill(s, all_scales, group * blocks)
+            if kind == EXCHANGE:
+                fill(x, carray(pointer(new, model), model.size), low)
+                counter = U(first + group * (GROUP // 2))
+                exchange_wide_group(c, s, x, fresh, old, counter, U(second), t, v, scale)
+                restore(all_codes, group * width, c)
+                restore(all_scales, group * blocks, s)
+            else:
+                add_wide_group(c, s, fresh, zeros, t, v, scale)
+    restore(total, low, t)
+    restore(value, low, v)
+    restore(model, low, m)
 
 
 @jit

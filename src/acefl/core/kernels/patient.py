@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
 
 import torch
 
-from acefl.core.kernels.layout import Change, Key, Layout, Row, Sum
+from acefl.core.kernels.layout import Key, Layout, Row, Sum, Tape
 from acefl.core.kernels.reference import Reference
 from acefl.core.types import Vector
 
@@ -50,11 +49,11 @@ class Patient(Reference):
         else:
             self._compiled.add(row, into, scale)
 
-    def play(self, changes: Sequence[Change], into: Sum, model: Vector, models: torch.Tensor) -> None:
+    def play(self, tape: Tape, into: Sum, model: Vector, models: torch.Tensor) -> None:
         if self._compiled is None:
-            super().play(changes, into, model, models)
+            super().play(tape, into, model, models)
         else:
-            self._compiled.play(changes, into, model, models)
+            self._compiled.play(tape, into, model, models)
 
     def _count(self) -> None:
         _made[self.layout.name] += 1
