@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -57,8 +58,8 @@ class Compiled(Reference):
             super().play(tape, into, model, models)
             return
         loops.play(
-            np.frombuffer(tape.numbers, np.int64).reshape(-1, 5),
-            np.frombuffer(tape.factors, np.float64).reshape(-1, 2),
+            np.frombuffer(array("q", tape.numbers), np.int64).reshape(-1, 5),
+            np.frombuffer(array("d", tape.factors), np.float64).reshape(-1, 2),
             like.codes,
             like.scales,
             self.layout.row_bytes - self.layout.scale_bytes,

@@ -6,9 +6,8 @@ allocated, or a hole in a sparse file, needs no special case.
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -125,7 +124,7 @@ class Key(NamedTuple):
 
     @classmethod
     def of(cls, seed: int, client: int, visit: int) -> Key:
-        mixed = _mix64(_mix64(_mix64(seed) ^ client) ^ visit)
+        mixed = _mix64(_of_client(seed, client) ^ visit)
         return cls(mixed & 0xFFFFFFFF, mixed >> 32)
 
 
@@ -143,32 +142,37 @@ class Tape:
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
-        self.numbers = array("q")  # five a change: kind, addresses of the row and of what is new, the halves of the key
-        self.factors = array("d")  # two a change: scale and rate
+        self.numbers: list[int] = []  # five a change: kind, addresses of the row and of `new`, halves of the key
+        self.factors: list[float] = []  # two a change: scale and rate
 
     def exchange(self, row: Row, new: Vector, scale: float, key: Key) -> None:
         """Store `new` in the row, and add `scale` times the change to the sum."""
         self.changes.append((EXCHANGE, scale, row, new, key, 0.0))
-        self.numbers.extend((EXCHANGE, row.raw.data_ptr(), new.data_ptr(), *key))
-        self.factors.extend((scale, 0.0))
+        self.numbers += EXCHANGE, row.raw.data_ptr(), new.data_ptr(), *key
+        self.factors += scale, 0.0
 
     def add(self, row: Row, scale: float) -> None:
         """Add `scale` times the row to the sum."""
         self.changes.append((ADD, scale, row, None, NO_DRAWS, 0.0))
-        self.numbers.extend((ADD, row.raw.data_ptr(), 0, 0, 0))
-        self.factors.extend((scale, 0.0))
+        self.numbers += ADD, row.raw.data_ptr(), 0, 0, 0
+        self.factors += scale, 0.0
 
     def step(self, rate: float, scale: float) -> None:
         """Take `rate` times (`scale` times the sum) from the model."""
         self.changes.append((STEP, scale, None, None, NO_DRAWS, rate))
-        self.numbers.extend((STEP, 0, 0, 0, 0))
-        self.factors.extend((scale, rate))
+        self.numbers += STEP, 0, 0, 0, 0
+        self.factors += scale, rate
 
     def zero(self) -> None:
         """Empty the sum."""
         self.changes.append((ZERO, 0.0, None, None, NO_DRAWS, 0.0))
-        self.numbers.extend((ZERO, 0, 0, 0, 0))
-        self.factors.extend((0.0, 0.0))
+        self.numbers += ZERO, 0, 0, 0, 0
+        self.factors += 0.0, 0.0
+
+
+@lru_cache(1 << 16)
+def _of_client(seed: int, client: int) -> int:
+    return _mix64(_mix64(seed) ^ client)
 
 
 def _mix64(x: int) -> int:

@@ -11,7 +11,7 @@ from acefl.core.kernels.layout import Key, Layout, Row, Sum, Tape
 from acefl.core.kernels.reference import Reference
 from acefl.core.types import Vector
 
-PATIENCE, PATIENCE_LOSSLESS = 10_000, 50_000  # exchanges: compiled loops save about 50 and 7 microseconds of one
+PATIENCE, PATIENCE_LOSSLESS = 5_000, 20_000  # exchanges: what loading compiled loops takes is what they save of so many
 _made: Counter[str] = Counter()  # exchanges in this process, by encoding: many short runs wait together
 
 
