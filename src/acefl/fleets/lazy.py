@@ -117,10 +117,8 @@ class LazyWork:
 
     def _stacked(self, versions: Sequence[int]) -> torch.Tensor:
         """A row for each version; what was sent in one go, one version after the other, is there already."""
-        if self._sent is not None and self._sent.versions == [*versions]:
-            models, first = self._sent.models, versions[0]
-            each = len(models) == len(versions) == versions[-1] - first + 1
-            return models if each else models.index_select(0, torch.tensor([version - first for version in versions]))
+        if self._sent is not None and len(self._sent.models) == len(versions) and self._sent.versions == [*versions]:
+            return self._sent.models
         self._spread()
         models = [self._models[version] for version in versions]
         return models[0].unsqueeze(0) if len(models) == 1 else torch.stack(models)  # of one large model, no copy
