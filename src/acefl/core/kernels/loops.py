@@ -13,6 +13,7 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic, overload
 from numba.np.numpy_support import carray
 
@@ -93,6 +94,21 @@ def pointer(typing, address, like):
         return builder.inttoptr(arguments[0], context.get_value_type(kind))
 
     return kind(types.int64, like), generate
+
+
+@intrinsic
+def prefetch(typing, x, i):
+    """Have the processor fetch the number at this place, which is about to be needed."""
+
+    def generate(context, builder, signature, arguments):
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        place = builder.bitcast(builder.gep(array.data, [arguments[1]]), ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer()] + [ir.IntType(32)] * 3)
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        builder.call(function, [place, *(ir.Constant(ir.IntType(32), number) for number in (1, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(x, types.intp), generate
 
 
 # Sums.
@@ -297,7 +313,20 @@ def add_fp32(codes, scales, fresh, nothing, total, exponent, scale):
     return fold(codes, nothing, largest_of(codes, codes), total, exponent, scale)
 
 
+def fetch_lossy(codes, model):
+    """Encoding takes so long that the model, which is stepped on last, can be there by then."""
+    for i in range(0, model.size, 16):
+        prefetch(model, i)
+
+
+def fetch_fp32(codes, model):
+    pass
+
+
 # The type of a row's codes decides which of these runs; numba asks when it compiles.
+
+
+def fetch(codes, model): ...
 
 
 def encode(codes, scales, x, fresh, old, counter, second): ...
@@ -310,6 +339,11 @@ def exchange_group(codes, scales, x, fresh, old, counter, second, total, exponen
 
 
 def add_group(codes, scales, fresh, nothing, total, exponent, scale): ...
+
+
+@overload(fetch, inline="always")
+def choose_fetch(codes, model):
+    return fetch_fp32 if codes.dtype == types.float32 else fetch_lossy
 
 
 @overload(encode, inline="always")
@@ -347,6 +381,7 @@ def whole_groups(codes, scales, new, total, exponents, scale, first, second, mod
             low, high = group * GROUP, (group + 1) * GROUP
             c, s = codes[group * width : (group + 1) * width], scales[group * blocks : (group + 1) * blocks]
             t, exponent = total[low:high], exponents[group]
+            fetch(codes, model[low:high])
             if new.size:
                 counter = U(first + U(group * (GROUP // 2)))
                 exponent = exchange_group(c, s, new[low:high], fresh, old, counter, second, t, exponent, scale)
