@@ -288,6 +288,14 @@ def test_short_vectors_get_compiled_kernels_in_long_runs_and_nobody_can_tell(
     assert kernel.name == "numba"
 
 
+def test_a_run_that_is_known_to_be_long_does_not_wait_for_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patient, "_made", Counter())
+    short, cpu = Layout("int8", 3 * GROUP + 5), torch.device("cpu")
+    with kernels.expecting(patient.PATIENCE):
+        assert kernels.choose(short, cpu).name == "numba"
+    assert kernels.choose(short, cpu).name == "numpy"
+
+
 def test_without_numba_numpy_takes_over_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "numba" in kernels.describe()["CPU, 65,536 parameters or more"]
     monkeypatch.setattr(kernels, "_module", lambda name: None)
