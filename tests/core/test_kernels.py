@@ -299,6 +299,7 @@ def test_a_run_that_is_known_to_be_long_does_not_wait_for_compiled_kernels(monke
 def test_without_numba_numpy_takes_over_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "numba" in kernels.describe()["CPU, 65,536 parameters or more"]
     monkeypatch.setattr(kernels, "_module", lambda name: None)
+    monkeypatch.setattr(patient, "_made", Counter())  # whatever other tests did before
     assert kernels.choose(Layout("int8", kernels.LONG), torch.device("cpu")).name == "numpy"
     assert "numba is missing" in kernels.describe()["CPU, 65,536 parameters or more"]
 
