@@ -21,18 +21,14 @@ from acefl.core.kernels.cpu import Compiled
 from acefl.core.kernels.cpu import read as read_with_numba
 from acefl.core.kernels.host import ThroughHost
 from acefl.core.kernels.layout import (
-    ADD,
     ENCODINGS,
-    EXCHANGE,
     GROUP,
     LOWEST,
-    STEP,
-    ZERO,
-    Change,
     Key,
     Layout,
     Row,
     Sum,
+    Tape,
     native,
 )
 from acefl.core.kernels.reference import CHUNK, Reference
@@ -101,14 +97,17 @@ def played(kernel: Reference, seed: int) -> list[bytes]:
     parts = empty_sum("wide", layout.dim)
     sums = Sum(*(None if part is None else native(part) for part in parts))
     model, models = torch.ones(layout.dim), torch.zeros(6, layout.dim)
-    changes = []
+    tape = Tape()
     for visit, new in enumerate(updates(layout.dim, seed, 1.0)):
-        changes.append(Change(EXCHANGE, 0.3 * visit, rows[visit % 3], new, Key.of(7, visit % 3, visit)))
-        changes.append(Change(STEP, 1.0 / (visit + 1), rate=0.01))
+        tape.exchange(rows[visit % 3], new, 0.3 * visit, Key.of(7, visit % 3, visit))
+        tape.step(0.01, 1.0 / (visit + 1))
         if visit == 2:
-            changes += [Change(ADD, -0.7, rows[visit % 3]), Change(ZERO), Change(ADD, 1.0, rows[0])]
-    changes += [Change(ADD, 0.5, rows[1]), Change(STEP, 1.0, rate=0.3)]
-    kernel.play(changes, sums, model, models)
+            tape.add(rows[visit % 3], -0.7)
+            tape.zero()
+            tape.add(rows[0], 1.0)
+    tape.add(rows[1], 0.5)
+    tape.step(0.3, 1.0)
+    kernel.play(tape, sums, model, models)
     left = [model, models, *(row.raw for row in rows), *(part for part in parts if part is not None)]
     return [tensor.numpy().tobytes() for tensor in left]
 
@@ -289,9 +288,18 @@ def test_short_vectors_get_compiled_kernels_in_long_runs_and_nobody_can_tell(
     assert kernel.name == "numba"
 
 
+def test_a_run_that_is_known_to_be_long_does_not_wait_for_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patient, "_made", Counter())
+    short, cpu = Layout("int8", 3 * GROUP + 5), torch.device("cpu")
+    with kernels.expecting(patient.PATIENCE):
+        assert kernels.choose(short, cpu).name == "numba"
+    assert kernels.choose(short, cpu).name == "numpy"
+
+
 def test_without_numba_numpy_takes_over_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "numba" in kernels.describe()["CPU, 65,536 parameters or more"]
     monkeypatch.setattr(kernels, "_module", lambda name: None)
+    monkeypatch.setattr(patient, "_made", Counter())  # whatever other tests did before
     assert kernels.choose(Layout("int8", kernels.LONG), torch.device("cpu")).name == "numpy"
     assert "numba is missing" in kernels.describe()["CPU, 65,536 parameters or more"]
 

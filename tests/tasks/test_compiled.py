@@ -59,12 +59,14 @@ def test_compiled_gradients_are_those_of_one_call_for_all_and_repeat_to_the_bit(
     task = small(augment=noisy)
     compiled = task.for_run(0, True)
     assert compiled.compute.name == "compiled"
-    for count in (1, 4, 9, 21):
+    for count in (1, 4, 9, 13, 21):
         models = task.initial() + 0.3 * torch.randn(count, len(task.initial()))
         clients, keys = [k % CLIENTS for k in range(count)], [keyed.key(7, k) for k in range(count)]
         expected, found = (way.updates(models, clients, keys) for way in (task, compiled))
         assert (found - expected).abs().max() <= TOLERANCE * expected.abs().max()
         assert torch.equal(found, compiled.updates(models, clients, keys))
+        alone = [compiled.updates(models[k : k + 1], clients[k : k + 1], keys[k : k + 1])[0] for k in range(count)]
+        assert torch.equal(found, torch.stack(alone))  # calls may overlap
 
 
 def test_what_is_compiled_is_kept_and_loaded_without_the_compiler(tmp_path: Path) -> None:

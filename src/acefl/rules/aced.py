@@ -105,21 +105,24 @@ class ACEDRule(Rule):
         self._restart_dispatched(now)
         self._expire(now)
         self.table.settle(self._total, self._active, self._members.weights)
-        self._members.absent.discard(client)
-        self._seen.add(client)
-        fresh = now - arrival.trained_on <= self.tau
-        if client in self._active and not fresh:
-            self._deactivate(client)
-        if client in self._active:
-            self.table.exchange(client, arrival.update, self._total, self._members.weights[client])
-        else:
-            self.table.exchange(client, arrival.update, self._total, 0.0)
-            if fresh:
-                self._activate(client)
-        self._set_start(client, arrival.trained_on)
+        self._take(client, arrival.update, arrival.trained_on, now)
         if self._restarts_on_dispatch and not self._is_told:
             self._restarting.append([now + 1, client])
         return not self._warming
+
+    def _take(self, client: int, update: Vector, trained_on: int, now: int) -> None:
+        self._members.absent.discard(client)
+        self._seen.add(client)
+        fresh = now - trained_on <= self.tau
+        if client in self._active and not fresh:
+            self._deactivate(client)
+        if client in self._active:
+            self.table.exchange(client, update, self._total, self._members.weights[client])
+        else:
+            self.table.exchange(client, update, self._total, 0.0)
+            if fresh:
+                self._activate(client)
+        self._set_start(client, trained_on)
 
     def advance_many(
         self, turns: Turns, version: int, model: Vector, lr: float, models: torch.Tensor
@@ -129,10 +132,12 @@ class ACEDRule(Rule):
             return None
         first = version
         with self.table.collected(self._total, model, models) as step:
-            for client, update, trained_on, task in zip(
-                turns.clients, turns.updates, turns.trained_on, turns.tasks, strict=True
-            ):
-                self.absorb(Arrival(client, update, trained_on, version, task))
+            for client, update, trained_on in zip(turns.clients, turns.updates, turns.trained_on, strict=True):
+                self._restart_dispatched(version)
+                self._expire(version)
+                self._take(client, update, trained_on, version)
+                if self._restarts_on_dispatch and not self._is_told:
+                    self._restarting.append([version + 1, client])
                 step(lr, 1.0 / self._active_weight if self._active else 0.0)
                 version += 1
                 self.dispatched((client,), version)

@@ -59,11 +59,14 @@ class CA2FLRule(Rule):
         self._count = 0
 
     def absorb(self, arrival: Arrival) -> bool:
-        self._leaving.discard(arrival.client)
-        self._gone.discard(arrival.client)
         self.table.settle(self._total, range(self.table.clients))
-        self.table.exchange(arrival.client, arrival.update, self._total, 1.0)
-        self._in_buffer.add(arrival.client)
+        return self._take(arrival.client, arrival.update)
+
+    def _take(self, client: int, update: Vector) -> bool:
+        self._leaving.discard(client)
+        self._gone.discard(client)
+        self.table.exchange(client, update, self._total, 1.0)
+        self._in_buffer.add(client)
         self._count += 1
         return self._count >= self._buffer
 
@@ -73,15 +76,15 @@ class CA2FLRule(Rule):
         exact = type(self) is CA2FLRule  # a rule made of this one may step otherwise
         if not exact or not self.table.collects(self._total, model):
             return None
-        arrivals = zip(turns.clients, turns.updates, turns.trained_on, turns.tasks, strict=True)
+        arrivals = zip(turns.clients, turns.updates, strict=True)
         start, first = version, version + (self._count + 1 >= self._buffer)  # the version after the first turn
         if first == start:
             models[0].copy_(model)
         after: list[int] = []
         while len(after) < len(turns):
             with self.table.collected(self._total, model, models[:0]):
-                for client, update, trained_on, task in itertools.islice(arrivals, self._buffer - self._count):
-                    full = self.absorb(Arrival(client, update, trained_on, version, task))
+                for client, update in itertools.islice(arrivals, self._buffer - self._count):
+                    full = self._take(client, update)
                     after.append(version)
             if full:
                 model.sub_(self.direction(), alpha=lr)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from acefl.core import kernels
 from acefl.core.errors import require
 from acefl.core.files import check_replaceable
 from acefl.core.gate import NormLimit
@@ -115,30 +116,32 @@ def simulation(
 ) -> Training:
     """A run in virtual time that has not begun. `compiled`: whether gradients are to be; None: as the task says."""
     scenario = _with_rounds(rule, scenario, task.clients)
-    task = for_run(task, _expected_updates(task, rule, scenario, stop, seed), compiled)
+    updates = _expected_updates(task, rule, scenario, stop, seed)
+    task = for_run(task, updates, compiled)
     fleet = simulated_fleet(task, scenario, seed, differences=rule.uploads is Upload.CHANGE)
     trace = fleet.durations.trace
-    return Training(
-        rule,
-        fleet,
-        lr=lr,
-        stop=stop,
-        config={
-            "seed": seed,
-            "task": task.describe(),
-            "objective": task.objective,
-            "scenario": scenario.record(),
-            **({"trace": trace} if trace is not None else {}),
-            "clients": task.clients,
-            "compute": _compute(task),
-        },
-        task=task,
-        evaluations=evaluations,
-        observers=observers,
-        norm_limit=norm_limit,
-        optimizer=optimizer,
-        schedule=schedule,
-    )
+    with kernels.expecting(updates):
+        return Training(
+            rule,
+            fleet,
+            lr=lr,
+            stop=stop,
+            config={
+                "seed": seed,
+                "task": task.describe(),
+                "objective": task.objective,
+                "scenario": scenario.record(),
+                **({"trace": trace} if trace is not None else {}),
+                "clients": task.clients,
+                "compute": _compute(task),
+            },
+            task=task,
+            evaluations=evaluations,
+            observers=observers,
+            norm_limit=norm_limit,
+            optimizer=optimizer,
+            schedule=schedule,
+        )
 
 
 def _usual_stop(scenario: Scenario | None) -> Stop:

@@ -11,20 +11,7 @@ import torch
 
 from acefl.core import kernels
 from acefl.core.errors import InvalidInput, require
-from acefl.core.kernels.layout import (
-    ADD,
-    EXCHANGE,
-    GROUP,
-    LOWEST,
-    NO_DRAWS,
-    STEP,
-    ZERO,
-    Change,
-    Key,
-    Layout,
-    Sum,
-    native,
-)
+from acefl.core.kernels.layout import GROUP, LOWEST, NO_DRAWS, Key, Layout, Sum, Tape, native
 from acefl.core.state import snapshot
 from acefl.core.types import State, Vector
 from acefl.table import storage as homes
@@ -166,7 +153,7 @@ class Table:
         self._kernels = kernels.choose(self._layout, like.device)
         self._home = homes.find(home, self._layout, like.device, clients)
         self._visits: dict[int, int] = {}
-        self._tape: list[Change] | None = None  # changes that are collected
+        self._tape: Tape | None = None  # changes that are collected
 
     def __contains__(self, client: int) -> bool:
         return client in self._home.present
@@ -183,7 +170,7 @@ class Table:
         """
         new, row = self._checked(client, new), self._home.open(client)
         if self._tape is not None:
-            self._tape.append(Change(EXCHANGE, scale, row, new, self._key(client)))
+            self._tape.exchange(row, new, scale, self._key(client))
         else:
             self._kernels.exchange(row, new, _sum(into), scale, self._key(client))
         self._home.save(client, row)
@@ -208,14 +195,14 @@ class Table:
         if client not in self:
             return
         if self._tape is not None:
-            self._tape.append(Change(ADD, scale, self._home.open(client)))
+            self._tape.add(self._home.open(client), scale)
         else:
             self._kernels.add(self._home.open(client), _sum(into), scale)
 
     def empty(self, into: Accumulator) -> None:
         """into = 0: no row is in the sum any more."""
         if self._tape is not None:
-            self._tape.append(Change(ZERO))
+            self._tape.zero()
         else:
             into.zero_()
 
@@ -228,9 +215,9 @@ class Table:
         What is given is called with `rate` and `scale` for a step in between, model -= rate * (scale * into.value);
         the model after the k-th of them goes to row k of `models`.
         """
-        tape = self._tape = []
+        tape = self._tape = Tape()
         try:
-            yield lambda rate, scale: tape.append(Change(STEP, scale, rate=rate))
+            yield tape.step
         finally:
             self._tape = None
         self._kernels.play(tape, into.changing(), model, models)

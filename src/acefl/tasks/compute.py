@@ -94,9 +94,10 @@ class Compiled(Together):
     """`Together`, compiled by torch's inductor for the CPU.
 
     What it computes differs from the others in the last bits, since sums are taken in another order. It is the same
-    from run to run on one machine with one number of threads. Any number of gradients is made of calls of two sizes;
-    the last call is padded by repeating its first row. Minibatches are drawn outside: the compiler has no exact 64-bit
-    integers that wrap around.
+    from run to run on one machine with one number of threads. Any number of gradients is made of calls of two sizes.
+    Where they do not add up, the last call begins with rows that the one before it has done; a call that is alone is
+    padded by repeating its first row. Minibatches are drawn outside: the compiler has no exact 64-bit integers that
+    wrap around.
     """
 
     name = "compiled"
@@ -107,17 +108,21 @@ class Compiled(Together):
 
     def __call__(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
         count, sizes = len(models), _calls(len(models))
-        spare = sum(sizes) - count
-        if spare:
-            models = torch.cat((models, models[:1].expand(spare, -1)))
-            clients, keys = clients + clients[:1] * spare, keys + keys[:1] * spare
-        inputs, targets = self._draw(clients, keys)
         if len(sizes) == 1:
-            return self.over(models, inputs, targets)[:count]
-        leaves, form = tree_flatten(inputs)
-        parts = zip(*(given.split(sizes) for given in (models, targets, *leaves)), strict=True)
-        found = [self.over(model, tree_unflatten(own, form), target) for model, target, *own in parts]
-        return torch.cat(found)[:count]
+            spare = sizes[0] - count
+            if spare:
+                models = torch.cat((models, models[:1].expand(spare, -1)))
+                clients, keys = clients + clients[:1] * spare, keys + keys[:1] * spare
+            found = self.over(models, *self._draw(clients, keys))
+            return found[:count] if spare else found
+        inputs, targets = self._draw(clients, keys)
+        rows, done = [], 0
+        for size in sizes:
+            part = slice(min(done, count - size), min(done + size, count))
+            found = self.over(models[part], _part(inputs, part), targets[part])
+            rows.append(found if part.start == done else found[done - part.start :])
+            done = part.stop
+        return torch.cat(rows)
 
     def over(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
         kind = len(models), torch.get_num_threads()  # the compiler writes the number of threads into its loops
@@ -144,9 +149,14 @@ def _compiled(function: Call, models: torch.Tensor, inputs: Batch, targets: torc
     run = inductor.compiled(graph, [models, targets, *leaves])
 
     def call(models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
-        return run([given.contiguous() for given in (models, targets, *tree_leaves(inputs))])
+        leaves = (inputs,) if isinstance(inputs, torch.Tensor) else tree_leaves(inputs)  # torch's way takes longer
+        return run([given.contiguous() for given in (models, targets, *leaves)])
 
     return call
+
+
+def _part(inputs: Batch, part: slice) -> Batch:
+    return inputs[part] if isinstance(inputs, torch.Tensor) else tree_map(lambda t: t[part], inputs)
 
 
 def _calls(count: int) -> list[int]:

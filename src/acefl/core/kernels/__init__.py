@@ -17,10 +17,12 @@ import torch
 from acefl.core.errors import require
 from acefl.core.kernels.host import ThroughHost, read_through_host
 from acefl.core.kernels.layout import Layout, Sum
-from acefl.core.kernels.patient import Patient
+from acefl.core.kernels.patient import Patient, expecting
 from acefl.core.kernels.reference import Reference
 from acefl.core.kernels.reference import read as read_with_numpy
 from acefl.core.types import Vector
+
+__all__ = ["LONG", "choose", "describe", "expecting", "is_finite", "read"]
 
 LONG = 1 << 16  # from this length on, memory traffic is what an exchange costs
 

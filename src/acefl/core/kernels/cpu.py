@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from acefl.core.kernels import loops
-from acefl.core.kernels.layout import GROUP, NO_DRAWS, Change, Key, Layout, Row, Sum
+from acefl.core.kernels.layout import GROUP, NO_DRAWS, Key, Layout, Row, Sum, Tape
 from acefl.core.kernels.reference import Array, Reference
 from acefl.core.types import Vector
 
@@ -52,19 +52,14 @@ class Compiled(Reference):
         else:
             self._pass(row, into, scale)
 
-    def play(self, changes: Sequence[Change], into: Sum, model: Vector, models: torch.Tensor) -> None:
-        like = next((change.row for change in changes if change.row is not None), None)
+    def play(self, tape: Tape, into: Sum, model: Vector, models: torch.Tensor) -> None:
+        like = next((row for _, _, row, _, _, _ in tape.changes if row is not None), None)
         if like is None or into.value is None:
-            super().play(changes, into, model, models)
+            super().play(tape, into, model, models)
             return
-        integers, factors = array("q"), array("d")
-        for kind, scale, row, new, key, rate in changes:
-            place = 0 if row is None else row.raw.data_ptr()
-            integers.extend((kind, place, 0 if new is None else new.data_ptr(), *key))
-            factors.extend((scale, rate))
         loops.play(
-            np.frombuffer(integers, np.int64).reshape(-1, 5),
-            np.frombuffer(factors, np.float64).reshape(-1, 2),
+            np.frombuffer(array("q", tape.numbers), np.int64).reshape(-1, 5),
+            np.frombuffer(array("d", tape.factors), np.float64).reshape(-1, 2),
             like.codes,
             like.scales,
             self.layout.row_bytes - self.layout.scale_bytes,

@@ -7,7 +7,7 @@ allocated, or a hole in a sparse file, needs no special case.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -124,26 +124,55 @@ class Key(NamedTuple):
 
     @classmethod
     def of(cls, seed: int, client: int, visit: int) -> Key:
-        mixed = _mix64(_mix64(_mix64(seed) ^ client) ^ visit)
+        mixed = _mix64(_of_client(seed, client) ^ visit)
         return cls(mixed & 0xFFFFFFFF, mixed >> 32)
 
 
 NO_DRAWS: Final = Key(0, 0)
 
 
-class Change(NamedTuple):
-    """Something that happens to a table, to the running sum over its rows, or to the model that steps on the sum.
+Change = tuple[int, float, Row | None, Vector | None, Key, float]  # kind, scale, row, new, key, rate
 
-    ADD adds `scale` times the row to the sum. EXCHANGE stores `new` in the row and adds `scale` times the change. ZERO
-    empties the sum. STEP takes `rate` times (`scale` times the sum) from the model.
+
+class Tape:
+    """What happens to a table, to the running sum over its rows, and to the model that steps on the sum, in order.
+
+    Kept twice: as objects, and as bare numbers for loops that are compiled.
     """
 
-    kind: int
-    scale: float = 0.0
-    row: Row | None = None
-    new: Vector | None = None
-    key: Key = NO_DRAWS
-    rate: float = 0.0
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self.numbers: list[int] = []  # five a change: kind, addresses of the row and of `new`, halves of the key
+        self.factors: list[float] = []  # two a change: scale and rate
+
+    def exchange(self, row: Row, new: Vector, scale: float, key: Key) -> None:
+        """Store `new` in the row, and add `scale` times the change to the sum."""
+        self.changes.append((EXCHANGE, scale, row, new, key, 0.0))
+        self.numbers += EXCHANGE, row.raw.data_ptr(), new.data_ptr(), *key
+        self.factors += scale, 0.0
+
+    def add(self, row: Row, scale: float) -> None:
+        """Add `scale` times the row to the sum."""
+        self.changes.append((ADD, scale, row, None, NO_DRAWS, 0.0))
+        self.numbers += ADD, row.raw.data_ptr(), 0, 0, 0
+        self.factors += scale, 0.0
+
+    def step(self, rate: float, scale: float) -> None:
+        """Take `rate` times (`scale` times the sum) from the model."""
+        self.changes.append((STEP, scale, None, None, NO_DRAWS, rate))
+        self.numbers += STEP, 0, 0, 0, 0
+        self.factors += scale, rate
+
+    def zero(self) -> None:
+        """Empty the sum."""
+        self.changes.append((ZERO, 0.0, None, None, NO_DRAWS, 0.0))
+        self.numbers += ZERO, 0, 0, 0, 0
+        self.factors += 0.0, 0.0
+
+
+@lru_cache(1 << 16)
+def _of_client(seed: int, client: int) -> int:
+    return _mix64(_mix64(seed) ^ client)
 
 
 def _mix64(x: int) -> int:

@@ -13,6 +13,7 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic, overload
 from numba.np.numpy_support import carray
 
@@ -93,6 +94,21 @@ def pointer(typing, address, like):
         return builder.inttoptr(arguments[0], context.get_value_type(kind))
 
     return kind(types.int64, like), generate
+
+
+@intrinsic
+def prefetch(typing, x, i):
+    """Have the processor fetch the number at this place, which is about to be needed."""
+
+    def generate(context, builder, signature, arguments):
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        place = builder.bitcast(builder.gep(array.data, [arguments[1]]), ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer()] + [ir.IntType(32)] * 3)
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        builder.call(function, [place, *(ir.Constant(ir.IntType(32), number) for number in (1, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(x, types.intp), generate
 
 
 # Sums.
@@ -297,7 +313,20 @@ def add_fp32(codes, scales, fresh, nothing, total, exponent, scale):
     return fold(codes, nothing, largest_of(codes, codes), total, exponent, scale)
 
 
+def fetch_lossy(codes, model):
+    """Encoding takes so long that the model, which is stepped on last, can be there by then."""
+    for i in range(0, model.size, 16):
+        prefetch(model, i)
+
+
+def fetch_fp32(codes, model):
+    pass
+
+
 # The type of a row's codes decides which of these runs; numba asks when it compiles.
+
+
+def fetch(codes, model): ...
 
 
 def encode(codes, scales, x, fresh, old, counter, second): ...
@@ -310,6 +339,11 @@ def exchange_group(codes, scales, x, fresh, old, counter, second, total, exponen
 
 
 def add_group(codes, scales, fresh, nothing, total, exponent, scale): ...
+
+
+@overload(fetch, inline="always")
+def choose_fetch(codes, model):
+    return fetch_fp32 if codes.dtype == types.float32 else fetch_lossy
 
 
 @overload(encode, inline="always")
@@ -347,6 +381,7 @@ def whole_groups(codes, scales, new, total, exponents, scale, first, second, mod
             low, high = group * GROUP, (group + 1) * GROUP
             c, s = codes[group * width : (group + 1) * width], scales[group * blocks : (group + 1) * blocks]
             t, exponent = total[low:high], exponents[group]
+            fetch(codes, model[low:high])
             if new.size:
                 counter = U(first + U(group * (GROUP // 2)))
                 exponent = exchange_group(c, s, new[low:high], fresh, old, counter, second, t, exponent, scale)
@@ -364,6 +399,13 @@ def filled(x, begin, size):
     for i in range(begin, x.size):
         copy[i - begin] = x[i]
     return copy
+
+
+@jit
+def fill(copy, x, begin):
+    """`filled` into a copy that was filled before, from as many numbers."""
+    for i in range(begin, x.size):
+        copy[i - begin] = x[i]
 
 
 @jit
@@ -475,30 +517,84 @@ def exchange_wide(codes, scales, new, total, value, scale, first, second, model,
     restore(model, done * GROUP, m)
 
 
+@inlined
+def step_wide(value, model, after, rate, scale, size):
+    for i in range(size):
+        model[i] = fused(rate, F(value[i] * scale), model[i])
+        after[i] = model[i]
+
+
 @jit
 def play(changes, factors, codes, scales, beyond, total, value, model, models, width, blocks):
-    """Changes of a table and its sum in float64, and steps on it, one after another: see `tape`.
+    """Changes of a table and its sum in float64, and steps on it, one after another: see `Tape`.
 
     Rows and updates are given by their addresses; a row has codes and scales like those given, the scales `beyond` so
-    many bytes from its beginning. After each step the model is also written to the next row of `models`.
+    many bytes from its beginning. After each step the model is also written to the next row of `models`. All changes of
+    one group are made before those of the next one, so that its part of the sum and of the model stays in the cache.
     """
-    nothing, steps = np.empty(0, F), 0
+    done = total.size // GROUP
+    fresh, old, zeros = np.empty(GROUP, F), np.empty(GROUP, F), np.zeros(GROUP, F)
+    for group in range(done):
+        low, high = group * GROUP, (group + 1) * GROUP
+        t, v, m = total[low:high], value[low:high], model[low:high]
+        steps = 0
+        for k in range(changes.shape[0]):
+            kind, row, new, first, second = changes[k]
+            scale, rate = factors[k]
+            if kind == STEP:
+                step_wide(v, m, models[steps, low:high], F(-rate), F(scale), GROUP)
+                steps += 1
+            elif kind == ZERO:
+                t[:] = 0
+                v[:] = 0
+            else:
+                c = carray(pointer(row, codes), codes.size)[group * width : (group + 1) * width]
+                s = carray(pointer(row + beyond, scales), scales.size)[group * blocks : (group + 1) * blocks]
+                if kind == EXCHANGE:
+                    x, counter = carray(pointer(new, model), model.size)[low:high], U(first + group * (GROUP // 2))
+                    exchange_wide_group(c, s, x, fresh, old, counter, U(second), t, v, scale)
+                else:
+                    add_wide_group(c, s, fresh, zeros, t, v, scale)
+    if done * GROUP < total.size:
+        play_rest(changes, factors, codes, scales, beyond, total, value, model, models, width, blocks)
+
+
+@jit
+def play_rest(changes, factors, codes, scales, beyond, total, value, model, models, width, blocks):
+    """`play` for the numbers after the last whole group, which are worked on in copies."""
+    group = total.size // GROUP
+    low, rest = group * GROUP, total.size - group * GROUP
+    fresh, old, zeros = np.empty(GROUP, F), np.empty(GROUP, F), np.zeros(GROUP, F)
+    t, v, m = filled(total, low, GROUP), filled(value, low, GROUP), filled(model, low, GROUP)
+    c, s, x = np.zeros(width, codes.dtype), np.zeros(blocks, scales.dtype), np.zeros(GROUP, F)
+    steps = 0
     for k in range(changes.shape[0]):
         kind, row, new, first, second = changes[k]
         scale, rate = factors[k]
         if kind == STEP:
-            after = models[steps]
-            for i in range(model.size):
-                model[i] = fused(F(-rate), F(value[i] * F(scale)), model[i])
-                after[i] = model[i]
+            step_wide(v, m, models[steps, low:], F(-rate), F(scale), rest)
             steps += 1
         elif kind == ZERO:
-            total[:] = 0
-            value[:] = 0
+            t[:] = 0
+            v[:] = 0
         else:
-            c, s = carray(pointer(row, codes), codes.size), carray(pointer(row + beyond, scales), scales.size)
-            x = carray(pointer(new, model), model.size) if kind == EXCHANGE else nothing
-            exchange_wide(c, s, x, total, value, scale, U(first), U(second), nothing, F(0), width, blocks)
+            all_codes, all_scales = (
+                carray(pointer(row, codes), codes.size),
+                carray(pointer(row + beyond, scales), scales.size),
+            )
+            fill(c, all_codes, group * width)
+            fill(s, all_scales, group * blocks)
+            if kind == EXCHANGE:
+                fill(x, carray(pointer(new, model), model.size), low)
+                counter = U(first + group * (GROUP // 2))
+                exchange_wide_group(c, s, x, fresh, old, counter, U(second), t, v, scale)
+                restore(all_codes, group * width, c)
+                restore(all_scales, group * blocks, s)
+            else:
+                add_wide_group(c, s, fresh, zeros, t, v, scale)
+    restore(total, low, t)
+    restore(value, low, v)
+    restore(model, low, m)
 
 
 @jit

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextvars import ContextVar
 
 import torch
 
-from acefl.core.kernels.layout import Change, Key, Layout, Row, Sum
+from acefl.core.kernels.layout import Key, Layout, Row, Sum, Tape
 from acefl.core.kernels.reference import Reference
 from acefl.core.types import Vector
 
-PATIENCE, PATIENCE_LOSSLESS = 10_000, 50_000  # exchanges: compiled loops save about 50 and 7 microseconds of one
+PATIENCE, PATIENCE_LOSSLESS = 10_000, 50_000  # exchanges: compiled loops save about 40 and 7 microseconds of one
 _made: Counter[str] = Counter()  # exchanges in this process, by encoding: many short runs wait together
+_expected: ContextVar[float] = ContextVar("expected", default=0.0)
+
+
+@contextlib.contextmanager
+def expecting(exchanges: float) -> Iterator[None]:
+    """Tables that are made in here will see about so many exchanges: where loading pays, nobody waits to find out."""
+    token = _expected.set(exchanges)
+    try:
+        yield
+    finally:
+        _expected.reset(token)
 
 
 class Patient(Reference):
@@ -26,7 +38,7 @@ class Patient(Reference):
         super().__init__(layout)
         self._patience = PATIENCE_LOSSLESS if layout.encoding.bits == 32 else PATIENCE
         self._compiled: Reference | None = None
-        if _made[layout.name] >= self._patience:
+        if _made[layout.name] + _expected.get() >= self._patience:
             self._load()
 
     def exchange(self, row: Row, new: Vector, into: Sum, scale: float, key: Key) -> None:
@@ -50,11 +62,11 @@ class Patient(Reference):
         else:
             self._compiled.add(row, into, scale)
 
-    def play(self, changes: Sequence[Change], into: Sum, model: Vector, models: torch.Tensor) -> None:
+    def play(self, tape: Tape, into: Sum, model: Vector, models: torch.Tensor) -> None:
         if self._compiled is None:
-            super().play(changes, into, model, models)
+            super().play(tape, into, model, models)
         else:
-            self._compiled.play(changes, into, model, models)
+            self._compiled.play(tape, into, model, models)
 
     def _count(self) -> None:
         _made[self.layout.name] += 1

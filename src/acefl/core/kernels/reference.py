@@ -5,13 +5,13 @@ It also serves short vectors, where the fixed cost of a call is all there is, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from acefl.core.kernels.layout import GROUP, STEP, TINY, ZERO, Change, Key, Layout, Row, Sum
+from acefl.core.kernels.layout import GROUP, STEP, TINY, ZERO, Key, Layout, Row, Sum, Tape
 from acefl.core.types import Vector
 
 Array = np.ndarray[Any, Any]
@@ -67,13 +67,13 @@ class Reference:
         for part in self._parts(row, into):
             self._add(part, self._decode(part), F(0), scale)
 
-    def play(self, changes: Sequence[Change], into: Sum, model: Vector, models: torch.Tensor) -> None:
-        """Make these changes one after another; row k of `models` is the model after the k-th step.
+    def play(self, tape: Tape, into: Sum, model: Vector, models: torch.Tensor) -> None:
+        """Make its changes one after another; row k of `models` is the model after the k-th step.
 
         The sum is a short one, in float64.
         """
         steps = iter(models)
-        for kind, scale, row, new, key, rate in changes:
+        for kind, scale, row, new, key, rate in tape.changes:
             if kind == STEP:
                 value = torch.from_numpy(into.value)
                 model.sub_(value if scale == 1 else value * scale, alpha=rate)
