@@ -41,10 +41,12 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inductor, "compiled", lambda graph, examples: lambda given: graph(*given)[0])
 
 
-def task() -> TorchTask:
+def task(**more: Any) -> TorchTask:
     torch.manual_seed(0)
     data = [(torch.randn(9, 6), torch.randint(0, 3, (9,))) for _ in range(7)]
-    return TorchTask(nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)), nn.CrossEntropyLoss(), data, batch=4)
+    return TorchTask(
+        nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)), nn.CrossEntropyLoss(), data, batch=4, **more
+    )
 
 
 def someones(of: TorchTask, count: int) -> tuple[torch.Tensor, list[int], list[int]]:
@@ -69,16 +71,29 @@ def test_any_number_of_small_models_is_each_alone(count: int, compiled: bool) ->
         close(way(*drawn), OneByOne(of._gradient, of._draw)(*drawn))
 
 
+@pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("count", [1, 4, 5, 7, 10, 23])
-def test_any_number_of_clients_on_one_model_is_each_alone(count: int, compiled: bool) -> None:
+def test_any_number_of_clients_on_one_model_is_each_alone(count: int, compiled: bool, stacked: bool) -> None:
     of = task()
-    shared = SharedWeights(of._net, of._output, of._loss, of._draw)
-    way = Replayed(shared.over, of._gather, shared=True, sizes=(5, 10))
+    large = SharedWeights(of._net, of._output, of._loss, of._draw).over
+    at_one_model = Stacked(gradient_of(of._functional_loss)).at_one_model if stacked else large
+    way = Replayed(at_one_model, of._gather, shared=True, sizes=(5, 10))
     way = way.compiled() if compiled else way
     models, clients, keys = someones(of, count)
     expected = OneByOne(of._gradient, of._draw)(models[:1].expand(count, -1), clients, keys)
     close(way(models[:1], clients, keys), expected)
+
+
+def test_what_is_compiled_computes_clients_on_one_model_together_where_they_take_one_step() -> None:
+    of = task()
+    captured = Replayed(Stacked(gradient_of(of._functional_loss)), of._gather)
+    _, shared = of._all_compiled(captured)
+    assert shared is not None
+    models, clients, keys = someones(of, 6)
+    expected = OneByOne(of._gradient, of._draw)(models[:1].expand(6, -1), clients, keys)
+    close(shared(models[:1], clients, keys), expected)
+    assert task(local="sgd(lr=0.1, steps=2)")._all_compiled(captured)[1] is None
 
 
 def test_large_models_are_compiled_one_by_one() -> None:

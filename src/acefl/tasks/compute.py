@@ -208,10 +208,11 @@ class Beside:
 
 
 class Stacked:
-    """Gradients of several small models by `vmap`."""
+    """Gradients of several small models by `vmap`, and of several clients at one model."""
 
     def __init__(self, gradient: Call) -> None:
         self._one, self._several = gradient, vmap(gradient)
+        self.at_one_model: Call = vmap(gradient, in_dims=(None, 0, 0))
 
     def __call__(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
         if len(models) > 1:

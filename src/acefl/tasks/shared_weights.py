@@ -25,7 +25,9 @@ Output = Callable[[Batch, torch.Tensor], torch.Tensor]  # inputs, targets
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _BESIDE_THE_FIRST = 0.05  # noise on the first model, when it is tried: weights of zeros hide what others do
 _TRIED = 2  # samples of each of two clients; whole minibatches where statistics are of the batch
-_WRONG = 1e-3  # of the largest entry: far above rounding in float32, far below what a mistake makes
+_WRONG = (
+    2e-2  # of the largest entry: a GPU's rounding through a ResNet's batch statistics is 3e-3, a mistake is far more
+)
 
 
 class SharedWeights:

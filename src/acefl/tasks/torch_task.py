@@ -62,6 +62,7 @@ _TOGETHER_UP_TO = 200_000  # parameters, frozen ones too: above this one gradien
 _ADAPTERS_UP_TO = 500_000  # the same, where clients share the frozen ones: on a CPU larger bases gain nothing
 _SHARED_AT_ONCE = 20  # clients on one model version
 _SHARED_SIZES = (5, 10)  # that are compiled on a GPU
+_SHARED_SIZES_STACKED = (10, 20)  # of small models
 _COMPILE_FROM = 100_000  # gradients of a run: fewer do not save the seconds that compiling takes
 _COMPILE_ABOVE_ON_GPU = 100_000  # parameters: a replay of a smaller model is as fast as it gets
 _BESIDE_THE_FIRST = 0.05  # noise on the first model, when it is tried which loss it computes
@@ -226,8 +227,11 @@ class TorchTask(Shown):
         """What computes gradients, and those of clients on one model where that is another way."""
         made = captured.compiled() if captured else Compiled(self._functional_loss, self._draw)
         made(self._initial.unsqueeze(0), [0], [0])
-        if captured is None or captured.most is not None:  # adapters share all there is to share
+        if captured is None or captured.most is not None or self._local is not None:  # adapters share a base already
             return made, None
+        if self._stacks:
+            at_one_model = Stacked(gradient_of(self._functional_loss)).at_one_model
+            return made, Replayed(at_one_model, self._gather, shared=True, sizes=_SHARED_SIZES_STACKED).compiled()
         try:
             shared = self._replayed_shared(self._shared_or_refusal())
         except InvalidInput as error:
