@@ -15,8 +15,8 @@ from torch import nn
 from acefl import ACE, Scenario, Stop, simulate
 from acefl.core.errors import InvalidInput
 from acefl.studies.plan import forecast
-from acefl.tasks import TorchTask, language_model
-from acefl.tasks.language_model import LanguageModel, Perplexity
+from acefl.tasks import TorchTask, language_model, tracing
+from acefl.tasks.language_model import LanguageModel, Perplexity, _leave_out_masks
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
@@ -224,3 +224,34 @@ def test_a_real_model_from_a_gguf_file() -> None:
         said = built.module(built.initial())(prompt).logits[0, -1].argmax()
     assert built.tokenizer.decode(said).strip() == "Paris"
     assert len(language_model(file, [texts], length=8, batch=1, freeze_a=True).initial()) == 184_320
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_attention_goes_without_masks_where_it_is_plain_and_what_a_model_gives_stays(window: int | None) -> None:
+    """Then nothing in a pass looks at numbers on the host, so that tracing and a GPU's capture can follow it."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.MistralConfig(vocab_size=12, num_key_value_heads=1, sliding_window=window, **shape)
+    model = transformers.MistralForCausalLM(config).eval()
+    ids = torch.randint(0, 12, (3, 7))
+    with torch.no_grad():
+        before = model(input_ids=ids, use_cache=False).logits
+        _leave_out_masks(model)
+        assert torch.equal(model(input_ids=ids, use_cache=False).logits, before)
+        if window is None:
+            traced = tracing.traced(lambda ids: model(input_ids=ids, use_cache=False).logits, ids)
+            torch.testing.assert_close(traced(ids), before)
+    assert (model.config._attn_implementation == "sdpa") == (window is not None)
+
+
+def test_gradients_of_adapters_can_be_traced(tokenizer: Any) -> None:
+    of = task(tokenizer, compute="adapters")
+    models = of.initial() + 0.1 * torch.randn(3, len(of.initial()))
+    inputs, targets = of._draw([0, 1, 2], [5, 6, 7])
+    graph = tracing.traced(
+        lambda m, i, t: of.compute.over(m, {"input_ids": i}, t), models, inputs["input_ids"], targets
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(
+            graph(models, inputs["input_ids"], targets), of.compute.over(models, inputs, targets)
+        )

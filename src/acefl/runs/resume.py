@@ -106,7 +106,7 @@ def _build(
         norm_limit=build(NormLimit, config["norm_limit"]) if "norm_limit" in config else None,
         optimizer=optimizers.from_record(config["optimizer"]) if "optimizer" in config else None,
         schedule=schedules.from_record(config["schedule"]) if "schedule" in config else None,
-        compiled=config["compute"]["strategy"] == "compiled",
+        compiled="compiled" in config["compute"]["strategy"],
     )
     here = plain(training.config)
     for what in ("method", "rule", "clients", "dim", "names"):
