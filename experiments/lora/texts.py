@@ -57,16 +57,42 @@ def pretrained(place: Path) -> tuple[nn.Module, Any]:
     return model, AutoTokenizer.from_pretrained(folder, local_files_only=True, **gguf)
 
 
+def shaped_like_smollm2() -> tuple[nn.Module, Any]:
+    """A random model of SmolLM2-135M's shape, and the toy's tokenizer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=49_152,
+        hidden_size=576,
+        intermediate_size=1_536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8_192,
+        rms_norm_eps=9.999999747378752e-06,
+        rope_parameters={"rope_theta": 100_000.0, "rope_type": "default"},
+        pad_token_id=2,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config), toy_tokenizer()
+
+
 def tiny_model() -> tuple[nn.Module, Any]:
     """A random Llama that knows the toy's words, and its tokenizer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    config = LlamaConfig(vocab_size=1 + len(_TOY_WORDS), hidden_size=16, intermediate_size=32, **heads)
+    return LlamaForCausalLM(config), toy_tokenizer()
+
+
+def toy_tokenizer() -> Any:
+    """Of whole words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     words = {word: number for number, word in enumerate(["<end>", *_TOY_WORDS])}
     tokens = Tokenizer(models.WordLevel(words, unk_token="<end>"))
     tokens.pre_tokenizer = pre_tokenizers.Whitespace()
-    torch.manual_seed(0)
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
-    config = LlamaConfig(vocab_size=len(words), hidden_size=16, intermediate_size=32, **heads)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token="<end>", unk_token="<end>")
-    return LlamaForCausalLM(config), tokenizer
+    return PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token="<end>", unk_token="<end>")
