@@ -2,14 +2,15 @@
 
 Random data of the real shapes (gradients cost the same), 100 clients, minibatches of 50; two evaluations are in the
 time and compiling is not. `event`: every client on a version of its own, speeds 30 apart. `one version`: clock tick
-with a mean delay of 5, so that some twenty clients start from each model. `--warm` compiles what `--case` needs and
-times nothing: several at once fill torch's cache for the timed run. The record keeps the rows of other cases.
+with a mean delay of 5, so that some twenty clients start from each model. `--warm` compiles all that is needed in
+processes beside each other, into torch's cache, and times nothing. The record keeps the rows of other cases.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import statistics
 import time
@@ -22,6 +23,7 @@ from torch import nn
 
 from acefl import ACE, ASGD, Scenario, Stop, simulate
 from acefl.core.rule import Method
+from acefl.tasks.compute import Replayed
 from acefl.tasks.torch_task import TorchTask
 from acefl.tasks.vision import resnet18, small_cnn
 from benchmarks.common import RESULTS, report
@@ -37,6 +39,8 @@ class Case:
     arrivals: int
     most_ms: dict[str, float]  # what an arrival may take, by how clients start
     times_eager: float = 0.0  # at least, for ASGD and ACE
+    sizes: tuple[int, ...] = ()  # that are compiled: of clients on versions of their own
+    shared: tuple[int, ...] = ()  # and on one version
 
 
 def images(model: nn.Module, batch: int = 50, **options: Any) -> TorchTask:
@@ -62,12 +66,26 @@ def digits_shaped() -> TorchTask:
 
 CASES = {
     "digits MLP": Case(digits_shaped, 5_000, {}, times_eager=20.0),
-    "CNN 0.5M": Case(lambda: images(small_cnn(), compile=True), 2_000, {"event": 0.33, "one version": 0.2}),
+    "CNN 0.5M": Case(
+        lambda: images(small_cnn(), compile=True),
+        2_000,
+        {"event": 0.33, "one version": 0.2},
+        sizes=(4, 8),
+        shared=(10, 20),
+    ),
     "ResNet-18 GroupNorm": Case(
-        lambda: images(resnet18(), compile=True, **LARGE), 500, {"event": 1.7, "one version": 1.1}
+        lambda: images(resnet18(), compile=True, **LARGE),
+        500,
+        {"event": 1.7, "one version": 1.1},
+        sizes=(1,),
+        shared=(5, 10),
     ),
     "ResNet-18 BatchNorm": Case(
-        lambda: images(resnet18(norm="batch"), compile=True, **LARGE), 500, {"event": 1.2, "one version": 0.9}
+        lambda: images(resnet18(norm="batch"), compile=True, **LARGE),
+        500,
+        {"event": 1.2, "one version": 0.9},
+        sizes=(1,),
+        shared=(5, 10),
     ),
 }
 
@@ -102,14 +120,24 @@ def milliseconds(job: Callable[[], None], arrivals: int) -> float:
 
 def measured(name: str, case: Case) -> dict[str, Any]:
     task = case.make()
-    compiled = task.for_run(0)
-    row = {"case": name, "strategy": compiled.compute.name, "at once": compiled.batch_limit, "numbers": len(task._net)}
+    ran = task.for_run(0)
+    row = {"case": name, "strategy": ran.compute.name, "at once": ran.batch_limit, "numbers": len(task._net)}
     row["eager ms"] = milliseconds(lambda: eager(task, EAGER), EAGER)
     for how, scenario in (("event", EVENT), ("one version", ONE_VERSION)):
         for method in (ASGD(), ACE(home="device")) if how == "event" else (ACE(home="device"),):
             took = milliseconds(lambda s=scenario, m=method: run(task, m, s, case.arrivals), case.arrivals)
             row[f"{type(method).__name__} {how} ms"] = took
     return row
+
+
+def compiled(name: str, shared: bool, clients: int) -> None:
+    """What so many clients' gradients compile to, for torch's cache."""
+    task = CASES[name].make()
+    assert isinstance(task.compute, Replayed)
+    way = task._shared_compiled(task.compute) if shared else task.compute.compiled()
+    assert way is not None
+    some = list(range(clients))
+    way(task.initial().repeat(1 if shared else clients, 1), some, some)
 
 
 def targets(row: dict[str, Any], case: Case) -> list[dict[str, Any]]:
@@ -133,10 +161,10 @@ def main() -> None:
     given = parser.parse_args()
     torch.manual_seed(0)
     if given.warm:
-        for name in given.case:
-            task = CASES[name].make()
-            for scenario in (EVENT, ONE_VERSION):
-                run(task, ASGD(), scenario, 60)
+        jobs = [(name, False, size) for name in given.case for size in CASES[name].sizes]
+        jobs += [(name, True, size) for name in given.case for size in CASES[name].shared]
+        with multiprocessing.get_context("spawn").Pool(len(jobs)) as pool:
+            pool.starmap(compiled, jobs, chunksize=1)
         return
     rows = [measured(name, CASES[name]) for name in given.case]
     path = RESULTS / "gpu_simulator.json"

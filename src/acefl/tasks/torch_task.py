@@ -227,17 +227,20 @@ class TorchTask(Shown):
         """What computes gradients, and those of clients on one model where that is another way."""
         made = captured.compiled() if captured else Compiled(self._functional_loss, self._draw)
         made(self._initial.unsqueeze(0), [0], [0])
-        if captured is None or captured.most is not None or self._local is not None:  # adapters share a base already
-            return made, None
+        return made, None if captured is None else self._shared_compiled(captured)
+
+    def _shared_compiled(self, captured: Replayed) -> Replayed | None:
+        if captured.most is not None or self._local is not None:  # adapters share a base already
+            return None
         if self._stacks:
             at_one_model = Stacked(gradient_of(self._functional_loss)).at_one_model
-            return made, Replayed(at_one_model, self._gather, shared=True, sizes=_SHARED_SIZES_STACKED).compiled()
+            return Replayed(at_one_model, self._gather, shared=True, sizes=_SHARED_SIZES_STACKED).compiled()
         try:
             shared = self._replayed_shared(self._shared_or_refusal())
         except InvalidInput as error:
             log.info("gradients at one model are not computed together: %s", error)
-            return made, None
-        return made, shared.compiled() if isinstance(shared, Replayed) else None
+            return None
+        return shared.compiled() if isinstance(shared, Replayed) else None
 
     @property
     def _most_shared(self) -> int:
