@@ -134,7 +134,7 @@ def compiled(name: str, shared: bool, clients: int) -> None:
     """What so many clients' gradients compile to, for torch's cache."""
     task = CASES[name].make()
     assert isinstance(task.compute, Replayed)
-    way = task._shared_compiled(task.compute) if shared else task.compute.compiled()
+    way = task._shared_compiled if shared else task.compute.compiled()
     assert way is not None
     some = list(range(clients))
     way(task.initial().repeat(1 if shared else clients, 1), some, some)

@@ -49,6 +49,13 @@ def task(**more: Any) -> TorchTask:
     )
 
 
+def captured(**more: Any) -> TorchTask:
+    """A task as a GPU has it."""
+    of = task(**more)
+    of.compute = Replayed(Stacked(gradient_of(of._functional_loss)), of._gather)
+    return of
+
+
 def someones(of: TorchTask, count: int) -> tuple[torch.Tensor, list[int], list[int]]:
     torch.manual_seed(1)
     models = of.initial() + 0.3 * torch.randn(count, len(of.initial()))
@@ -85,15 +92,28 @@ def test_any_number_of_clients_on_one_model_is_each_alone(count: int, compiled: 
     close(way(models[:1], clients, keys), expected)
 
 
-def test_what_is_compiled_computes_clients_on_one_model_together_where_they_take_one_step() -> None:
-    of = task()
-    captured = Replayed(Stacked(gradient_of(of._functional_loss)), of._gather)
-    _, shared = of._all_compiled(captured)
-    assert shared is not None
-    models, clients, keys = someones(of, 6)
-    expected = OneByOne(of._gradient, of._draw)(models[:1].expand(6, -1), clients, keys)
-    close(shared(models[:1], clients, keys), expected)
-    assert task(local="sgd(lr=0.1, steps=2)")._all_compiled(captured)[1] is None
+@pytest.mark.parametrize("alike", [False, True])
+def test_what_is_compiled_computes_clients_on_one_model_together_where_that_comes_again(alike: bool) -> None:
+    of = captured()
+    run = of.for_run(0, True, alike)
+    assert run.compute.name == "compiled cuda-graph"
+    assert (run.shared_limit > 0) == alike
+    drawn = someones(of, 6)
+    close(run.updates(*drawn), OneByOne(of._gradient, of._draw)(*drawn))
+    if alike:
+        models, clients, keys = drawn
+        expected = OneByOne(of._gradient, of._draw)(models[:1].expand(6, -1), clients, keys)
+        close(run.shared_updates(models[0], clients, keys), expected)
+    assert captured(local="sgd(lr=0.1, steps=2)").for_run(0, True).shared_limit == 0
+
+
+def test_what_does_not_compile_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("no compiler")
+
+    of = captured()
+    monkeypatch.setattr(inductor, "compiled", fails)
+    assert of.for_run(0, True) is of
 
 
 def test_large_models_are_compiled_one_by_one() -> None:

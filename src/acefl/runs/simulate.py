@@ -117,7 +117,8 @@ def simulation(
     """A run in virtual time that has not begun. `compiled`: whether gradients are to be; None: as the task says."""
     scenario = _with_rounds(rule, scenario, task.clients)
     updates = _expected_updates(task, rule, scenario, stop, seed)
-    task = for_run(task, updates, compiled)
+    alike = scenario.clock == "tick" or rule.rounds or rule.arrivals_per_step != 1
+    task = for_run(task, updates, compiled, alike)
     fleet = simulated_fleet(task, scenario, seed, differences=rule.uploads is Upload.CHANGE)
     trace = fleet.durations.trace
     with kernels.expecting(updates):

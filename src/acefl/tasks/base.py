@@ -152,11 +152,11 @@ def client_names(task: Task | None) -> list[str] | None:
     return None if names is None else list(names)
 
 
-def for_run(task: Task, updates: float, compiled: bool | None) -> Task:
+def for_run(task: Task, updates: float, compiled: bool | None, alike: bool) -> Task:
     """The task as a run of about so many updates computes it, where it has more than one way: its class has `for_run`.
 
     The class is asked, since a task around another one may hand on what it does not know itself: that would leave the
     outer one out.
     """
-    choose: Callable[[Task, float, bool | None], Task] | None = getattr(type(task), "for_run", None)
-    return task if choose is None else choose(task, updates, compiled)
+    choose: Callable[[Task, float, bool | None, bool], Task] | None = getattr(type(task), "for_run", None)
+    return task if choose is None else choose(task, updates, compiled, alike)

@@ -31,9 +31,9 @@ class OwnTask(Shown):
             raise AttributeError(name)
         return getattr(self._task, name)
 
-    def for_run(self, updates: float, compiled: bool | None = None) -> OwnTask:
+    def for_run(self, updates: float, compiled: bool | None = None, alike: bool = True) -> OwnTask:
         """See `TorchTask.for_run`."""
-        return OwnTask(for_run(self._task, updates, compiled), self._imported_from)
+        return OwnTask(for_run(self._task, updates, compiled, alike), self._imported_from)
 
     def describe(self) -> dict[str, Any]:
         return {**self._task.describe(), "imported_from": self._imported_from}

@@ -191,10 +191,11 @@ class TorchTask(Shown):
         self.batch_limit = self._most_at_once()
         self._shared = self._replayed_shared(self._shared_or_refusal()) if compute == "shared" else None
         self.shared_limit = 0 if self._shared is None else self._most_shared
-        self._compiled: tuple[Gradients, Replayed | None] | None = None  # made when a run first asks for it
+        self._compiled: Gradients | None = None  # made when a run first asks for it
 
-    def for_run(self, updates: float, compiled: bool | None = None) -> TorchTask:
+    def for_run(self, updates: float, compiled: bool | None = None, alike: bool = True) -> TorchTask:
         """The task as a run of about so many updates computes it, compiled where that pays; `compiled`: as it was.
+        `alike`: whether clients start from the same model again and again.
 
         The choice goes by numbers that are the same every time, not by a stopwatch or by what is cached.
         """
@@ -211,36 +212,37 @@ class TorchTask(Shown):
             return self
         try:
             if self._compiled is None:
-                self._compiled = self._all_compiled(captured)
+                made = captured.compiled() if captured else Compiled(self._functional_loss, self._draw)
+                made(self._initial.unsqueeze(0), [0], [0])
+                self._compiled = made
         except Exception as error:  # no compiler, or whatever a user's module does that cannot be compiled
-            reason = " ".join((str(error) or type(error).__name__).split())[:200]
-            log.warning("gradients are not compiled: %s", reason)
+            log.warning("gradients are not compiled: %s", _in_a_line(error))
             return self
         log.info("gradients are compiled: the run is of about %d updates", updates)
+        shared = self._shared_compiled if alike and captured is not None else None
         task = copy.copy(self)
-        task.compute, shared = self._compiled
+        task.compute = self._compiled
         if shared is not None:
             task._shared, task.shared_limit = shared, self._most_shared
         return task
 
-    def _all_compiled(self, captured: Replayed | None) -> tuple[Gradients, Replayed | None]:
-        """What computes gradients, and those of clients on one model where that is another way."""
-        made = captured.compiled() if captured else Compiled(self._functional_loss, self._draw)
-        made(self._initial.unsqueeze(0), [0], [0])
-        return made, None if captured is None else self._shared_compiled(captured)
-
-    def _shared_compiled(self, captured: Replayed) -> Replayed | None:
-        if captured.most is not None or self._local is not None:  # adapters share a base already
-            return None
-        if self._stacks:
-            at_one_model = Stacked(gradient_of(self._functional_loss)).at_one_model
-            return Replayed(at_one_model, self._gather, shared=True, sizes=_SHARED_SIZES_STACKED).compiled()
+    @functools.cached_property
+    def _shared_compiled(self) -> Replayed | None:
+        """What computes clients on one model together, compiled for a GPU; None, where that is no way of its own."""
+        if not isinstance(self.compute, Replayed) or self.compute.most is not None or self._local is not None:
+            return None  # adapters share a base already
         try:
-            shared = self._replayed_shared(self._shared_or_refusal())
-        except InvalidInput as error:
-            log.info("gradients at one model are not computed together: %s", error)
+            if self._stacks:
+                at_one_model = Stacked(gradient_of(self._functional_loss)).at_one_model
+                shared: Any = Replayed(at_one_model, self._gather, shared=True, sizes=_SHARED_SIZES_STACKED)
+            else:
+                shared = self._replayed_shared(self._shared_or_refusal())
+            made: Replayed = shared.compiled()
+            made(self._initial.unsqueeze(0), [0], [0])
+            return made
+        except Exception as error:  # as above
+            log.info("gradients at one model are not computed together: %s", _in_a_line(error))
             return None
-        return shared.compiled() if isinstance(shared, Replayed) else None
 
     @property
     def _most_shared(self) -> int:
@@ -732,3 +734,7 @@ class TorchTask(Shown):
             targets = data.targets[part]
             yield self._output(tree_map(lambda t, p=part: t[p], data.inputs), targets), targets
             start += size
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join((str(error) or type(error).__name__).split())[:200]
