@@ -18,7 +18,7 @@ import torch
 
 from acefl.core import kernels
 from acefl.core.kernels import gpu
-from acefl.core.kernels.layout import ENCODINGS, GROUP, LOWEST, Key, Layout, Row, Sum, native
+from acefl.core.kernels.layout import ENCODINGS, GROUP, LOWEST, Key, Layout, Row, Sum, Tape, native
 from acefl.core.kernels.reference import Reference
 from acefl.core.kernels.reference import read as read_with_numpy
 from acefl.table import Accumulator, Table
@@ -62,6 +62,42 @@ def outcome(kernel: Reference, kind: str, device: str) -> list[torch.Tensor]:
         left.append(torch.empty(dim, device=device))
         (read_with_numpy if device == "cpu" else gpu.read)(sums, left[-1])
     return [tensor.cpu() for tensor in left]
+
+
+def played(kernel: Reference, device: str) -> list[torch.Tensor]:
+    """What a tape of exchanges, steps and additions leaves behind."""
+    layout, dim = kernel.layout, kernel.layout.dim
+    generator = torch.Generator().manual_seed(dim)
+    rows = [Row.of(torch.zeros(layout.row_bytes, dtype=torch.uint8, device=device), layout) for _ in range(3)]
+    places = [part.to(device) for part in parts("wide", dim) if part is not None]
+    model, models, tape = torch.ones(dim, device=device), torch.zeros(41, dim, device=device), Tape()
+    for visit in range(40):
+        new = torch.randn(dim, generator=generator) * 10.0 ** (visit % 5 - 2)
+        client = visit // 2 % 3  # twice in a row
+        tape.exchange(rows[client], new.to(device), 0.3, Key.of(7, client, visit))
+        tape.step(0.01, 1.0 if visit % 2 else 0.7)
+        if visit % 7 == 3:
+            tape.add(rows[client], -0.3)
+        if visit == 20:
+            tape.zero()
+    tape.add(rows[0], 0.3)
+    tape.step(0.013, 1.0)
+    kernel.play(tape, Sum(*map(native, places)), model, models)
+    return [tensor.cpu() for tensor in (*(row.raw for row in rows), model, models, *places)]
+
+
+def check_tapes() -> list[str]:
+    """Where a tape played by Triton and by the reference differ: nowhere."""
+    wrong = []
+    for encoding in ENCODINGS:
+        for dim in (1, 700, 4 * GROUP, 4810, kernels.LONG - 1):
+            layout = Layout(encoding, dim)
+            ours, expected = played(gpu.Triton(layout), "cuda"), played(Reference(layout), "cpu")
+            names = ["row 0", "row 1", "row 2", "model", "models", "total", "value"]
+            for name, one, two in zip(names, ours, expected, strict=True):
+                if not torch.equal(one, two):
+                    wrong.append(f"tape, {encoding}, d = {dim}: {name} differs in {int((one != two).sum())} places")
+    return wrong
 
 
 def check() -> list[str]:
@@ -207,7 +243,7 @@ def measure() -> tuple[list[dict[str, Any]], float]:
 def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("no GPU here: torch.cuda.is_available() is False")
-    wrong = check() + check_tables()
+    wrong = check() + check_tapes() + check_tables()
     print("Triton against the reference:", "equal, bit for bit" if not wrong else "")
     for line in wrong:
         print("  " + line)

@@ -60,16 +60,20 @@ def updates(dim: int, seed: int, spread: float) -> list[torch.Tensor]:
     return vectors
 
 
+def row_of(raw: torch.Tensor, layout: Layout, tensors: bool) -> Row:
+    """A row as kernels of the host take it, or as those of a GPU do."""
+    if not tensors:
+        return Row.of(raw, layout)
+    codes = raw[: layout.code_bytes].view(layout.encoding.dtype)
+    return Row(raw, codes, raw[layout.row_bytes - layout.scale_bytes :].view(torch.int16))
+
+
 def outcome(kernel: Reference, kind: str, *, seed: int = 0, spread: float = 1.0, tensors: bool = False) -> list[bytes]:
     """Everything a run of exchanges, steps and additions leaves behind."""
     layout = kernel.layout
     raw = torch.zeros(layout.row_bytes, dtype=torch.uint8)
-    row, parts = Row.of(raw, layout), empty_sum(kind, layout.dim)
-    sums = Sum(*(None if part is None else native(part) for part in parts))
-    if tensors:
-        codes = raw[: layout.code_bytes].view(layout.encoding.dtype)
-        row = Row(raw, codes, raw[layout.row_bytes - layout.scale_bytes :].view(torch.int16))
-        sums = Sum(*parts)
+    row, parts = row_of(raw, layout, tensors), empty_sum(kind, layout.dim)
+    sums = Sum(*parts) if tensors else Sum(*(None if part is None else native(part) for part in parts))
     model = torch.ones(layout.dim)
     for visit, new in enumerate(updates(layout.dim, seed, spread)):
         key = Key.of(7, 3, visit)
@@ -90,23 +94,23 @@ def test_numba_equals_numpy(encoding: str, dim: int, kind: str) -> None:
     assert outcome(Compiled(layout), kind) == outcome(Reference(layout), kind)
 
 
-def played(kernel: Reference, seed: int) -> list[bytes]:
+def played(kernel: Reference, seed: int, *, rate: float = 0.01, tensors: bool = False) -> list[bytes]:
     """Everything that changes made in one pass leave behind, of three rows, their sum, the model and the models."""
     layout = kernel.layout
-    rows = [Row.of(torch.zeros(layout.row_bytes, dtype=torch.uint8), layout) for _ in range(3)]
     parts = empty_sum("wide", layout.dim)
-    sums = Sum(*(None if part is None else native(part) for part in parts))
+    sums = Sum(*parts) if tensors else Sum(*(None if part is None else native(part) for part in parts))
+    rows = [row_of(torch.zeros(layout.row_bytes, dtype=torch.uint8), layout, tensors) for _ in range(3)]
     model, models = torch.ones(layout.dim), torch.zeros(6, layout.dim)
     tape = Tape()
     for visit, new in enumerate(updates(layout.dim, seed, 1.0)):
         tape.exchange(rows[visit % 3], new, 0.3 * visit, Key.of(7, visit % 3, visit))
-        tape.step(0.01, 1.0 / (visit + 1))
+        tape.step(rate, 1.0 / (visit + 1))
         if visit == 2:
             tape.add(rows[visit % 3], -0.7)
             tape.zero()
             tape.add(rows[0], 1.0)
     tape.add(rows[1], 0.5)
-    tape.step(0.3, 1.0)
+    tape.step(32 * rate, 1.0)
     kernel.play(tape, sums, model, models)
     left = [model, models, *(row.raw for row in rows), *(part for part in parts if part is not None)]
     return [tensor.numpy().tobytes() for tensor in left]
@@ -147,6 +151,12 @@ def test_threads_change_nothing(encoding: str) -> None:
         torch.set_num_threads(1)
 
 
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_changes_in_one_pass_visit_the_host_one_by_one(encoding: str) -> None:
+    layout = Layout(encoding, 700)
+    assert played(ThroughHost(layout), 3, tensors=True) == played(Reference(layout), 3)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_visit_to_the_host_equals_numpy(encoding: str, kind: str) -> None:
@@ -157,15 +167,21 @@ def test_a_visit_to_the_host_equals_numpy(encoding: str, kind: str) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_triton_equals_numpy(encoding: str) -> None:
-    """In Triton's interpreter, whose fused multiply-add rounds twice: models are compared by the GPU benchmark."""
+    """In Triton's interpreter, whose fused multiply-add rounds twice: models are compared by the GPU benchmark.
+
+    Those of a tape are compared here too, at a rate by which products are exact.
+    """
     code = f"""
-from tests.core.test_kernels import KINDS, Layout, Reference, outcome
+from tests.core.test_kernels import KINDS, Layout, Reference, outcome, played
 from acefl.core.kernels.gpu import Triton
 for kind in KINDS:
     for dim in (1, 700, 1024):
         layout = Layout({encoding!r}, dim)
         ours, expected = outcome(Triton(layout), kind, tensors=True), outcome(Reference(layout), kind)
         assert ours[:1] + ours[2:] == expected[:1] + expected[2:], (kind, dim)
+for dim in (1, 700, 1024):
+    layout = Layout({encoding!r}, dim)
+    assert played(Triton(layout), 3, rate=2**-7, tensors=True) == played(Reference(layout), 3, rate=2**-7), dim
 """
     path = os.pathsep.join(["src", ".", os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}

@@ -224,7 +224,7 @@ class Table:
 
     def collects(self, into: Accumulator, model: Vector) -> bool:
         """Whether changes can be collected: rows stay where they are, the sum is short, the model a plain vector."""
-        plain = model.dtype == torch.float32 and model.is_contiguous() and model.device.type == "cpu"
+        plain = model.dtype == torch.float32 and model.is_contiguous()
         return plain and into.sum.value is not None and isinstance(self._home, homes.Memory)
 
     def settle(self, into: Accumulator, clients: Iterable[int], weights: Sequence[float] | None = None) -> None:

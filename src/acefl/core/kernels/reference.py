@@ -75,7 +75,7 @@ class Reference:
         steps = iter(models)
         for kind, scale, row, new, key, rate in tape.changes:
             if kind == STEP:
-                value = torch.from_numpy(into.value)
+                value = torch.as_tensor(into.value)
                 model.sub_(value if scale == 1 else value * scale, alpha=rate)
                 next(steps).copy_(model)
             elif kind == ZERO:
