@@ -9,8 +9,10 @@ one launch too: each program makes all changes of its group in order, and keeps 
 
 from __future__ import annotations
 
+import logging
 import struct
 from array import array
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +24,7 @@ from acefl.core.kernels.layout import EXCHANGE, GROUP, NO_DRAWS, STEP, TINY, ZER
 from acefl.core.kernels.reference import Reference
 from acefl.core.types import Vector
 
+log = logging.getLogger(__name__)
 WARPS = 2  # 64 threads, so that each moves 16 bytes of a half group of float32 at a time
 _WORTH_TWO_LAUNCHES = 100_000  # numbers: of fewer, one launch with masks is faster than two
 PLAIN, WIDE, INTEGERS = 0, 1, 2  # kinds of sums: float32; float64 with a float32 copy; integers with exponents
@@ -32,6 +35,7 @@ class Triton(Reference):
     """Kernels for one layout on a GPU."""
 
     name = "triton"
+    _plays: bool | None = None  # whether tapes are played in one launch; None: not tried yet
 
     def exchange(self, row: Row, new: Vector, into: Sum, scale: float, key: Key) -> None:
         self._launch(row, into, scale, key, new=new)
@@ -45,6 +49,35 @@ class Triton(Reference):
         self._launch(row, into, scale, NO_DRAWS)
 
     def play(self, tape: Tape, into: Sum, model: Vector, models: torch.Tensor) -> None:
+        if self._plays is None:
+            self._plays = self._try(model.device)
+        (self._play if self._plays else super().play)(tape, into, model, models)
+
+    def _try(self, device: torch.device) -> bool:
+        """Whether a tape in one launch does what one launch for each change does, bit for bit: compilers differ.
+        The rate is a power of two, so that nobody rounds its product."""
+        layout, draw = self.layout, torch.Generator().manual_seed(0)
+        updates = torch.randn(6, layout.dim, generator=draw).to(device)
+
+        def left(play: Callable[..., None]) -> list[torch.Tensor]:
+            rows = [torch.zeros(layout.row_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
+            model, models, tape = torch.ones_like(updates[0]), torch.zeros_like(updates), Tape()
+            into = Sum(torch.zeros_like(model, dtype=torch.float64), torch.zeros_like(model))
+            for visit, new in enumerate(updates):
+                raw = rows[visit // 2 % 2]  # twice in a row
+                codes, scales = raw[: layout.code_bytes], raw[layout.row_bytes - layout.scale_bytes :]
+                row = Row(raw, codes.view(layout.encoding.dtype), scales.view(torch.int16))
+                tape.exchange(row, new, 0.3, Key.of(7, visit // 2 % 2, visit))
+                tape.step(0.25, 0.7)
+            play(tape, into, model, models)
+            return [*rows, model, models, into.total, into.value]
+
+        same = all(map(torch.equal, left(self._play), left(super().play)))
+        if not same:
+            log.warning("changes of a table on this GPU are made one launch each: one for many gave other numbers")
+        return same
+
+    def _play(self, tape: Tape, into: Sum, model: Vector, models: torch.Tensor) -> None:
         layout, factors = self.layout, array("q", array("d", tape.factors).tobytes())
         words = torch.frombuffer(array("q", tape.numbers) + factors, dtype=torch.int64)
         if model.device.type == "cuda":
