@@ -14,6 +14,7 @@ from acefl.core.types import Arrival, Vector
 from acefl.fleets.simulated import simulated_fleet
 from acefl.rules import FedAvg, FedBuff
 from acefl.tasks import TorchTask
+from acefl.tasks.base import sharing
 from acefl.tasks.own import OwnTask
 
 CLIENTS = 30
@@ -37,12 +38,12 @@ class Counting(TorchTask):
         return super().shared_updates(model, clients, keys)
 
 
-def task(compute: str) -> Counting:
+def task(compute: str, kind: Any = Counting) -> Any:
     draw = torch.Generator().manual_seed(0)
     data = [(torch.randn(9, 6, generator=draw), torch.randint(0, 3, (9,), generator=draw)) for _ in range(CLIENTS)]
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 3))
-    return Counting(model, nn.CrossEntropyLoss(), data, batch=4, ridge=0.01, compute=compute)
+    return kind(model, nn.CrossEntropyLoss(), data, batch=4, ridge=0.01, compute=compute)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -81,6 +82,18 @@ def test_a_saved_fleet_goes_on_bit_for_bit(setting: str) -> None:
     ended = [drive(one, model, range(25, 80)) for one in (fleet, again)]
     assert len(built.shared) > shared_before
     assert torch.equal(*ended)
+
+
+def test_what_has_updates_of_its_own_does_not_share() -> None:
+    class Clipped(TorchTask):
+        def updates(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
+            return super().updates(models, clients, keys).clamp(-1e-3, 1e-3)
+
+    assert sharing(task("shared")) is not None
+    clipped = task("shared", Clipped)
+    assert sharing(clipped) is None
+    run = simulate(clipped, FedAvg(), lr=0.1, stop=Stop(arrivals=90))
+    assert (run.model - clipped.initial()).abs().max() <= 3.1 * 0.1 * 1e-3  # three rounds
 
 
 def test_a_task_made_by_name_shares_as_what_it_is_made_of() -> None:

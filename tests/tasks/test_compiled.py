@@ -150,7 +150,39 @@ def test_a_long_run_leaves_the_task_as_it_was_for_a_short_one(instead: None) -> 
         assert run.config["compute"]["strategy"] == expected
 
 
-@pytest.mark.parametrize("used", [True, False])
+def turned(inputs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """An `augment` whose minibatches lie in memory otherwise."""
+    return inputs.transpose(-1, -2)
+
+
+def test_minibatches_may_lie_in_memory_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does what was compiled for one order serve another."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.manual_seed(0)
+    data = [(torch.randn(6, 3, 3), torch.randint(2, (6,))) for _ in range(CLIENTS)]
+    model = nn.Sequential(nn.Flatten(), nn.Linear(9, 2))
+    for augment in (turned, None):
+        task = TorchTask(model, nn.CrossEntropyLoss(), data, batch=4, augment=augment)
+        compiled = task.for_run(0, True)
+        assert compiled.compute.name == "compiled"
+        models, clients, keys = task.initial().repeat(5, 1), list(range(5)), list(range(5))
+        expected, found = (way.updates(models, clients, keys) for way in (task, compiled))
+        assert (found - expected).abs().max() <= TOLERANCE * expected.abs().max()
+
+
+@pytest.mark.parametrize("strategy", ["compiled", "compiled cuda-graph", "compiled adapters, cuda-graph"])
+def test_a_run_that_was_compiled_resumes_compiled(instead: None, strategy: str) -> None:
+    began = simulation(
+        tasks.digits(clients=CLIENTS), ASGD(), lr=0.1, scenario=Scenario(), stop=Stop(arrivals=9), compiled=True
+    )
+    config = plain(began.config)
+    config["compute"]["strategy"] = strategy
+    resumed = resume._build({"config": config, "observers": [], "evaluations": 1}, None, None, ())
+    assert isinstance(resumed.task, TorchTask)
+    assert resumed.task.compute.name == "compiled"
+
+
+@pytest.mark.parametrize("used", [False, True])
 def test_a_resumed_run_uses_what_the_run_used(instead: None, used: bool) -> None:
     task = tasks.digits(clients=CLIENTS)
     stop = Stop(arrivals=200_000 if not used else 100)

@@ -236,12 +236,43 @@ def test_attention_goes_without_masks_where_it_is_plain_and_what_a_model_gives_s
     ids = torch.randint(0, 12, (3, 7))
     with torch.no_grad():
         before = model(input_ids=ids, use_cache=False).logits
-        _leave_out_masks(model)
+        assert _leave_out_masks(model, 7) == (window is None)
         assert torch.equal(model(input_ids=ids, use_cache=False).logits, before)
         if window is None:
             traced = tracing.traced(lambda ids: model(input_ids=ids, use_cache=False).logits, ids)
             torch.testing.assert_close(traced(ids), before)
     assert (model.config._attn_implementation == "sdpa") == (window is not None)
+
+
+def test_windows_of_attention_are_found_wherever_they_are_said() -> None:
+    shape = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 4}
+    words = transformers.Gemma3TextConfig(vocab_size=12, num_key_value_heads=1, sliding_window=3, **shape)
+    assert not _leave_out_masks(transformers.Gemma3ForCausalLM(words).eval(), 7)
+
+
+def test_a_module_around_a_model_is_left_alone() -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = llama()
+            self.config = self.inner.config
+
+    assert not _leave_out_masks(Around(), 7)
+
+
+def test_the_model_that_was_given_and_the_one_taken_out_still_mask(tokenizer: Any) -> None:
+    given = llama()
+    ids, mask = torch.randint(0, 12, (2, 5)), torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+
+    def logits(model: Any) -> torch.Tensor:
+        with torch.no_grad():
+            return model(input_ids=ids, attention_mask=mask).logits
+
+    before = logits(given)
+    of = language_model(given, CLIENTS, tokenizer=tokenizer, length=6, rank=2, batch=2)
+    assert of._net.module.config._attn_implementation != "sdpa"
+    for model in (given, of.module(of.initial())):
+        torch.testing.assert_close(logits(model), before)
 
 
 def test_gradients_of_adapters_can_be_traced(tokenizer: Any) -> None:

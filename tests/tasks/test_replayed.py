@@ -107,13 +107,29 @@ def test_what_is_compiled_computes_clients_on_one_model_together_where_that_come
     assert captured(local="sgd(lr=0.1, steps=2)").for_run(0, True).shared_limit == 0
 
 
-def test_what_does_not_compile_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: Any) -> Any:
-        raise RuntimeError("no compiler")
+@pytest.mark.parametrize("size", [4, 8])
+def test_what_does_not_compile_is_as_it_was(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Whichever size it is: later, in the middle of a run, nobody could help it."""
+
+    def fails(graph: Any, examples: Any) -> Any:
+        if len(examples[0]) == size:
+            raise RuntimeError("no compiler")
+        return lambda given: graph(*given)[0]
 
     of = captured()
     monkeypatch.setattr(inductor, "compiled", fails)
     assert of.for_run(0, True) is of
+
+
+def test_models_too_large_for_several_at_once_do_not_share() -> None:
+    of = captured()
+    of._net.vector = torch.zeros(2**27)  # of which a call has two
+    assert of._shared_compiled is None
+
+
+def test_no_more_are_captured_than_fit() -> None:
+    assert [ways._one_call(10, count) for count in (1, 9, 10)] == [[1], [10], [10]]
+    assert ways._one_call(None, 9) == [12]
 
 
 def test_large_models_are_compiled_one_by_one() -> None:

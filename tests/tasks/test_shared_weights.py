@@ -235,6 +235,17 @@ class HidesAWeight(Wrong):
         return self.last(nn.functional.linear(x, self.hidden[0]).tanh())
 
 
+class QuietlyWrong(Wrong):
+    """The same mistakes where their gradients are far smaller than others."""
+
+    def __init__(self, wrong: Wrong) -> None:
+        super().__init__()
+        self.wrong = wrong
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + 0.02 * self.wrong(x)
+
+
 class SamplesSecond(Wrong):
     """As recurrent networks have it: another dimension first."""
 
@@ -251,10 +262,23 @@ class SamplesSecond(Wrong):
         (NormalisesWithoutWeights(), "differ by"),
         (HidesAWeight(), "differ by"),
         (SamplesSecond(), "differ by"),
+        (QuietlyWrong(NormalisesWithoutWeights()), "differ by"),
+        (QuietlyWrong(HidesAWeight()), "differ by"),
         (nn.Sequential(nn.Unflatten(1, (5, 1)), nn.Conv1d(5, 4, 1), nn.Flatten()), "used by conv1d"),
         (nn.Sequential(nn.Unflatten(1, (5, 1, 1)), nn.Conv2d(5, 10, 1, groups=5), nn.Flatten()), "in groups"),
     ],
-    ids=["matmul", "sum", "mixing", "bare-norm", "hidden", "second", "conv1d", "groups"],
+    ids=[
+        "matmul",
+        "sum",
+        "mixing",
+        "bare-norm",
+        "hidden",
+        "second",
+        "quiet-norm",
+        "quietly-hidden",
+        "conv1d",
+        "groups",
+    ],
 )
 def test_what_does_not_fit_is_refused_in_a_line(model: nn.Module, reason: str) -> None:
     with pytest.raises(InvalidInput, match=f"does not work here .*{reason}.*; allowed: auto") as refused:

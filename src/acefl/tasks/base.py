@@ -141,9 +141,14 @@ class SharingTask(Task, Protocol):
 
 
 def sharing(task: Task) -> SharingTask | None:
-    """The task, if it computes clients on one model together. Its class is asked, as in `for_run`."""
-    offers = hasattr(type(task), "shared_updates") and cast(SharingTask, task).shared_limit > 0
-    return cast(SharingTask, task) if offers else None
+    """The task, if it computes clients on one model together. Its class is asked, as in `for_run`: one made of such a
+    class that has `updates` of its own does something else."""
+    for kind in type(task).__mro__:
+        if "shared_updates" in vars(kind):
+            return cast(SharingTask, task) if cast(SharingTask, task).shared_limit > 0 else None
+        if "updates" in vars(kind):
+            return None
+    return None
 
 
 def client_names(task: Task | None) -> list[str] | None:

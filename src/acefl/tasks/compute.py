@@ -124,6 +124,11 @@ class Compiled(Together):
             done = part.stop
         return torch.cat(rows)
 
+    def prepare(self, model: Vector) -> None:
+        """Compile all there is to compile now, when it may still fail."""
+        for size in _COMPILED_SIZES:
+            self(model.expand(size, -1).contiguous(), [0] * size, [0] * size)
+
     def over(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
         kind = len(models), torch.get_num_threads()  # the compiler writes the number of threads into its loops
         known = self._compiled.get(kind)
@@ -138,8 +143,9 @@ class Compiled(Together):
 
 
 def _compiled(function: Call, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> Call:
-    """The function, compiled for these shapes, without anything that looks at shapes in each call."""
+    """The function, compiled for these shapes, without anything that looks at shapes or strides in each call."""
     leaves, form = tree_flatten(inputs)
+    models, targets, *leaves = (given.contiguous() for given in (models, targets, *leaves))  # as in every call
 
     def flat(models: torch.Tensor, targets: torch.Tensor, *leaves: torch.Tensor) -> tuple[torch.Tensor]:
         return (function(models, tree_unflatten(leaves, form), targets),)
@@ -223,8 +229,9 @@ class Stacked:
 _CAPTURED_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # padding costs a GPU real work, a capture little
 
 
-def _one_call(count: int) -> list[int]:
-    return [next(size for size in _CAPTURED_SIZES if size >= count)]
+def _one_call(most: int | None, count: int) -> list[int]:
+    size = next(size for size in _CAPTURED_SIZES if size >= count)
+    return [size if most is None else min(size, max(most, count))]
 
 
 def _two_sizes(small: int, large: int, count: int) -> list[int]:
@@ -253,7 +260,7 @@ class Replayed:
     ) -> None:
         self.name, self.most, self._shared = name, most, shared
         self._gradients, self._gather, self._sizes = gradients, gather, sizes
-        self._fit: Callable[[int], list[int]] = _one_call
+        self._fit: Callable[[int], list[int]] = partial(_one_call, most)
         self._captured: dict[int, _Captured] = {}
         self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
 
@@ -266,6 +273,11 @@ class Replayed:
         made = Replayed(CompiledByShape(own), self._gather, name=name, **kept)
         made._fit = partial(_two_sizes, *self._sizes)
         return made
+
+    def prepare(self, model: Vector) -> None:
+        """Compile all there is to compile now, when it may still fail."""
+        for size in (1,) if isinstance(self._gradients, Beside) else self._sizes:
+            self(model.repeat(1 if self._shared else size, 1), [0] * size, [0] * size)
 
     def __call__(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
         found, start = [], 0

@@ -127,7 +127,7 @@ def _fingerprint(graph: GraphModule, examples: Sequence[torch.Tensor]) -> str:
     from llvmlite import binding
 
     machine = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
-    shapes = [(tuple(example.shape), str(example.dtype)) for example in examples]
+    shapes = [(tuple(example.shape), example.stride(), str(example.dtype)) for example in examples]
     known = torch.__version__, torch.get_num_threads(), machine, sorted(_OPTIONS.items()), shapes, graph.code
     digest = hashlib.sha256(repr(known).encode())
     for name, constant in (*graph.named_parameters(), *graph.named_buffers()):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from acefl.core.errors import InvalidInput, require
 from acefl.core.names import in_order
+from acefl.core.types import Vector
 from acefl.tasks import hub
 from acefl.tasks.local_work import LocalSteps, LocalWork, local_text
 from acefl.tasks.metrics import Metric
@@ -19,7 +20,7 @@ from acefl.tasks.own_loss import IGNORED, next_token_loss
 from acefl.tasks.torch_task import TorchTask
 
 _CAUSAL = "acefl_causal"  # an attention of transformers for which it makes no masks
-_TRIED = 16  # tokens
+_MASKED = "sdpa"
 Texts = Iterable[str] | str | Path  # documents, a `datasets.Dataset` with a column `text`, or a file or folder of them
 
 
@@ -27,6 +28,12 @@ class LanguageModel(TorchTask):
     """What `language_model` makes: a `TorchTask` with a `tokenizer`, whose evaluations have perplexities."""
 
     tokenizer: Any
+
+    def module(self, model: Vector) -> nn.Module:
+        found: Any = super().module(model)
+        if getattr(getattr(found, "config", None), "_attn_implementation", None) == _CAUSAL:
+            found.set_attn_implementation(_MASKED)
+        return cast(nn.Module, found)
 
 
 class Perplexity:
@@ -120,7 +127,7 @@ def language_model(
     rows = _packed if pack else _padded
     train = [_pair(rows(words, own, length), length) for own in documents]
     held = None if tests is None else [_pair(rows(words, own, length), length) for own in tests]
-    _leave_out_masks(network)
+    maskless = _leave_out_masks(network, length)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = _adapted(network, lora, rank, freeze_a)
@@ -159,6 +166,9 @@ def language_model(
         },
     )
     task.tokenizer = words
+    if maskless:  # what was given, and what is taken out, attends as it did
+        attention: Any = network
+        attention.set_attn_implementation(_MASKED)
     return task
 
 
@@ -186,24 +196,30 @@ def _loaded(model: str | Path | nn.Module, gguf_file: str | None, tokenizer: Any
     return network, words, str(place)
 
 
-def _leave_out_masks(network: nn.Module) -> None:
+def _leave_out_masks(network: nn.Module, length: int) -> bool:
     """Plain causal attention needs no mask, since padding comes last. To find that out transformers looks at position
-    numbers on the host in every pass, which waits for a GPU and cannot be captured. What a model gives stays the same,
-    which is tried: no list of models is complete."""
+    numbers on the host in every pass, which waits for a GPU and cannot be captured. What a model gives for rows of this
+    length stays the same, which is tried: no list of models is complete. Whether masks are left out now."""
     config: Any = getattr(network, "config", None)
-    if getattr(config, "_attn_implementation", None) != "sdpa" or getattr(config, "sliding_window", None) is not None:
-        return
-    from transformers import AttentionInterface
+    if getattr(config, "_attn_implementation", None) != _MASKED:
+        return False
+    from transformers import AttentionInterface, PreTrainedModel
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    model: Any = network
-    ids = torch.arange(2 * _TRIED).view(2, _TRIED) % config.get_text_config().vocab_size
+    if not isinstance(network, PreTrainedModel):
+        return False
+    words = config.get_text_config()
+    if any(getattr(words, of, None) is not None for of in ("sliding_window", "attention_chunk_size")):
+        return False
+    ids = (torch.arange(length) % words.vocab_size).unsqueeze(0).to(network.device)
     AttentionInterface.register(_CAUSAL, sdpa_attention_forward)
     with torch.no_grad():
-        before = model(input_ids=ids.to(model.device)).logits
-        model.set_attn_implementation(_CAUSAL)
-        if not torch.equal(before, model(input_ids=ids.to(model.device)).logits):
-            model.set_attn_implementation("sdpa")
+        before = network(input_ids=ids).logits
+        network.set_attn_implementation(_CAUSAL)
+        same = torch.equal(before, network(input_ids=ids).logits)
+    if not same:
+        network.set_attn_implementation(_MASKED)
+    return same
 
 
 def _adapted(network: nn.Module, lora: Any, rank: int | None, freeze_a: bool) -> nn.Module:

@@ -72,7 +72,7 @@ def _product(shared: Any, usual: Any, x: torch.Tensor, weight: Weight, *settings
 def _embedding(rows: torch.Tensor, weight: Shared, padding_idx: int | None = None, **settings: Any) -> torch.Tensor:
     if settings["max_norm"] is not None or settings["scale_grad_by_freq"] or settings["sparse"]:
         raise TypeError("an embedding that changes its weight, or with other gradients, is not known")
-    padding = -1 if padding_idx is None else padding_idx
+    padding = -1 if padding_idx is None else padding_idx % len(weight.value)
     found: torch.Tensor = _Embedding.apply(rows, weight.copies, weight.value, padding)  # type: ignore[no-untyped-call]
     return found
 

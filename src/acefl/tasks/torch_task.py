@@ -213,7 +213,7 @@ class TorchTask(Shown):
         try:
             if self._compiled is None:
                 made = captured.compiled() if captured else Compiled(self._functional_loss, self._draw)
-                made(self._initial.unsqueeze(0), [0], [0])
+                made.prepare(self._initial)
                 self._compiled = made
         except Exception as error:  # no compiler, or whatever a user's module does that cannot be compiled
             log.warning("gradients are not compiled: %s", _in_a_line(error))
@@ -231,6 +231,8 @@ class TorchTask(Shown):
         """What computes clients on one model together, compiled for a GPU; None, where that is no way of its own."""
         if not isinstance(self.compute, Replayed) or self.compute.most is not None or self._local is not None:
             return None  # adapters share a base already
+        if self._most_shared < _SHARED_SIZES[0]:
+            return None  # calls would be padded, of models that fill a GPU
         try:
             if self._stacks:
                 at_one_model = Stacked(gradient_of(self._functional_loss)).at_one_model
@@ -238,7 +240,7 @@ class TorchTask(Shown):
             else:
                 shared = self._replayed_shared(self._shared_or_refusal())
             made: Replayed = shared.compiled()
-            made(self._initial.unsqueeze(0), [0], [0])
+            made.prepare(self._initial)
             return made
         except Exception as error:  # as above
             log.info("gradients at one model are not computed together: %s", _in_a_line(error))
@@ -396,11 +398,11 @@ class TorchTask(Shown):
         can leave torch's generators and its allocator in a bad state."""
         if self.device.type != "cuda":
             return adapters
-        models, drawn = self._initial.unsqueeze(0), self._draw([0], [0])
+        models, zero = self._initial.unsqueeze(0), torch.zeros(1, dtype=torch.int64, device=self.device)
         before = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            adapters.over(models, *drawn)
+            adapters.over(models, *self._gather(zero, zero))
         except RuntimeError as error:
             log.info("gradients of adapters are not captured: %s", error)
             return adapters
