@@ -222,6 +222,6 @@ def _made(results: Results, longer: Sequence[Record], folder: Path) -> str:
     bf16 = ", bfloat16" if where["bf16"] else ""
     return (
         f"{len(results.records)} runs, {len(longer)} longer ones and {len(results.trials)} trials, "
-        f"{seconds / 60:.0f} minutes on {on}{bf16}, summed over runs, some beside each other. "
+        f"{seconds / 60:.0f} minutes on {on} (torch {where['torch']}){bf16}, summed over runs, some beside each other. "
         f"Gradients: {'; '.join(ways)}. ± is half of the 95 % interval over seeds."
     )

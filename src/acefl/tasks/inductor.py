@@ -2,7 +2,7 @@
 
 On a CPU what was compiled once is kept as a library in torch's cache folder and loaded from there, without the
 compiler: importing that alone would take longer than many a run. On a GPU the compiler keeps a cache of its
-own there, with the kernels that it found fastest: the same bits from run to run as long as the folder stays.
+own there, with the kernels that it found fastest.
 """
 
 from __future__ import annotations
