@@ -9,8 +9,9 @@ from torch.func import functional_call, grad
 from torch.nn import functional as F
 
 from acefl.core.errors import InvalidInput
-from acefl.tasks import TorchTask
+from acefl.tasks import TorchTask, tracing
 from acefl.tasks.channels_last import convolution_weights
+from acefl.tasks.compute import gradient_of
 from acefl.tasks.vision import NORMS, resnet18
 
 
@@ -83,3 +84,16 @@ def test_convolution_weights_alone_change_format_and_precision() -> None:
 def test_channels_last_excludes_stacking() -> None:
     with pytest.raises(InvalidInput, match="compute='together' and channels_last exclude each other"):
         task_of(WithIdleConvolution(), compute="together")
+
+
+def test_traced_for_a_compiler_parameters_are_not_written_one_by_one_and_the_gradient_stays() -> None:
+    """Each write into a part of the flat gradient would cost a compiler a copy of the whole."""
+    of = task_of(MODELS["group"]())
+    inputs, targets = of._draw([0], [5])
+    gradient = gradient_of(of._functional_loss)
+    graph = tracing.traced(lambda m, x, y: gradient(m, x, y), of.initial(), inputs[0], targets[0])
+    writes = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    assert len(writes) < len(of._net.names) / 10
+    torch.testing.assert_close(
+        graph(of.initial(), inputs[0], targets[0]), of._gradient(of.initial(), inputs[0], targets[0])
+    )

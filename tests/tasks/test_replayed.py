@@ -6,6 +6,7 @@ Capturing needs a GPU, so here a stand-in computes what a graph would hold, on t
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,3 +182,16 @@ def test_constants_become_arguments_once_each() -> None:
     assert len(values) == 2
     x = torch.randn(3)
     assert torch.equal(graph(*values, x)[0], function(x)[0])
+
+
+def test_what_a_gpu_compiles_has_its_constants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the same call, here for a CPU; every call may have other numbers."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    kept = torch.randn(3)
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor]:
+        return ((x * kept).tanh() + kept,)
+
+    call = inductor._in_process(tracing.traced(function, torch.randn(3)), [torch.randn(3)])
+    for x in (torch.randn(3), torch.randn(3)):
+        torch.testing.assert_close(call([x]), function(x)[0])
