@@ -171,7 +171,10 @@ def test_minibatches_may_lie_in_memory_in_any_order(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("strategy", ["compiled", "compiled cuda-graph", "compiled adapters, cuda-graph"])
-def test_a_run_that_was_compiled_resumes_compiled(instead: None, strategy: str) -> None:
+def test_a_run_that_was_compiled_resumes_compiled(
+    instead: None, strategy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And where that is another way of doing so, a line says it."""
     began = simulation(
         tasks.digits(clients=CLIENTS), ASGD(), lr=0.1, scenario=Scenario(), stop=Stop(arrivals=9), compiled=True
     )
@@ -180,6 +183,7 @@ def test_a_run_that_was_compiled_resumes_compiled(instead: None, strategy: str) 
     resumed = resume._build({"config": config, "observers": [], "evaluations": 1}, None, None, ())
     assert isinstance(resumed.task, TorchTask)
     assert resumed.task.compute.name == "compiled"
+    assert ("resumed with gradients computed by" in caplog.text) == (strategy != "compiled")
 
 
 @pytest.mark.parametrize("used", [False, True])

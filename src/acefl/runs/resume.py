@@ -111,6 +111,11 @@ def _build(
     here = plain(training.config)
     for what in ("method", "rule", "clients", "dim", "names"):
         require(here.get(what) == config.get(what), f"{what} is {here.get(what)}; the run's was {config.get(what)}")
+    if here["compute"] != config["compute"]:
+        ways = here["compute"], config["compute"]
+        log.warning(
+            "resumed with gradients computed by %s, before by %s: the result may differ in the last bits", *ways
+        )
     training.config = config
     return training
 
