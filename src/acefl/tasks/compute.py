@@ -245,7 +245,7 @@ class Replayed:
     A replay costs the device its arithmetic and the host one launch, where eager code costs hundreds. `gradients` says
     how several are computed: small models `Stacked`, large ones `Beside` each other, adapters on the base they share.
     `most`: how many at once; None: as many as the models' size allows. `sizes`: the two that are compiled, if anything
-    is, since each costs compiling anew; nothing is padded beyond the second.
+    is, since each costs compiling anew. `shared`: all clients start from one model, the only one that is given.
     """
 
     def __init__(
