@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import struct
 from array import array
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -54,25 +53,31 @@ class Triton(Reference):
         (self._play if self._plays else super().play)(tape, into, model, models)
 
     def _try(self, device: torch.device) -> bool:
-        """Whether a tape in one launch does what one launch for each change does, bit for bit: compilers differ.
-        The rate is a power of two, so that nobody rounds its product."""
+        """Whether a tape in one launch does what one launch for each change does, bit for bit: compilers differ."""
         layout, draw = self.layout, torch.Generator().manual_seed(0)
         updates = torch.randn(6, layout.dim, generator=draw).to(device)
 
-        def left(play: Callable[..., None]) -> list[torch.Tensor]:
+        def left(*, at_once: bool) -> list[torch.Tensor]:
             rows = [torch.zeros(layout.row_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
             model, models, tape = torch.ones_like(updates[0]), torch.zeros_like(updates), Tape()
             into = Sum(torch.zeros_like(model, dtype=torch.float64), torch.zeros_like(model))
             for visit, new in enumerate(updates):
-                raw = rows[visit // 2 % 2]  # twice in a row
-                codes, scales = raw[: layout.code_bytes], raw[layout.row_bytes - layout.scale_bytes :]
-                row = Row(raw, codes.view(layout.encoding.dtype), scales.view(torch.int16))
-                tape.exchange(row, new, 0.3, Key.of(7, visit // 2 % 2, visit))
-                tape.step(0.25, 0.7)
-            play(tape, into, model, models)
+                client = visit // 2 % 2  # twice in a row
+                codes = rows[client][: layout.code_bytes]
+                scales = rows[client][layout.row_bytes - layout.scale_bytes :]
+                row = Row(rows[client], codes.view(layout.encoding.dtype), scales.view(torch.int16))
+                key = Key.of(7, client, visit)
+                if at_once:
+                    tape.exchange(row, new, 0.3, key)
+                    tape.step(0.013, 1.0)
+                else:
+                    self.exchange_and_step(row, new, into, 0.3, key, model, 0.013)
+                    models[visit].copy_(model)
+            if at_once:
+                self._play(tape, into, model, models)
             return [*rows, model, models, into.total, into.value]
 
-        same = all(map(torch.equal, left(self._play), left(super().play)))
+        same = all(map(torch.equal, left(at_once=True), left(at_once=False)))
         if not same:
             log.warning("changes of a table on this GPU are made one launch each: one for many gave other numbers")
         return same
