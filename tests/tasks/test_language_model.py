@@ -275,6 +275,17 @@ def test_the_model_that_was_given_and_the_one_taken_out_still_mask(tokenizer: An
         torch.testing.assert_close(logits(model), before)
 
 
+def test_a_task_that_cannot_be_made_leaves_the_model_and_torchs_numbers_as_they_were(tokenizer: Any) -> None:
+    given = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=12, n_embd=8, n_layer=1, n_head=2)).train()
+    before = torch.get_rng_state()
+    assert not _leave_out_masks(given, 6)  # dropout: no two passes are the same
+    assert torch.equal(torch.get_rng_state(), before)
+    plain = llama()
+    with pytest.raises(InvalidInput, match="no adapter fits"):
+        language_model(plain, CLIENTS, tokenizer=tokenizer, length=6, lora=peft.LoraConfig(target_modules=["nothing"]))
+    assert plain.config._attn_implementation == "sdpa"
+
+
 def test_gradients_of_adapters_can_be_traced(tokenizer: Any) -> None:
     of = task(tokenizer, compute="adapters")
     models = of.initial() + 0.1 * torch.randn(3, len(of.initial()))

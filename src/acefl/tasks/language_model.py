@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -127,48 +128,45 @@ def language_model(
     rows = _packed if pack else _padded
     train = [_pair(rows(words, own, length), length) for own in documents]
     held = None if tests is None else [_pair(rows(words, own, length), length) for own in tests]
-    maskless = _leave_out_masks(network, length)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = _adapted(network, lora, rank, freeze_a)
-    task = LanguageModel(
-        network,
-        next_token_loss,
-        train,
-        client_tests=held,
-        names=names,
-        metrics={"perplexity": Metric(Perplexity(), smaller_is_better=True)},
-        batch=batch,
-        local=local,
-        device=device,
-        compute=compute,
-        compile=compile,
-        bf16=bf16,
-        evaluate_on=evaluate_on,
-        evaluation_batch=evaluation_batch,
-        description={
-            "name": "language_model",
-            "model": name,
-            "gguf_file": gguf_file,
-            "clients": len(train),
-            "rows": sum(len(own) for _, own in train),
-            "trained": sum(p.numel() for p in network.parameters() if p.requires_grad),
-            "rank": rank if lora is None else lora.r,
-            "freeze_a": freeze_a,
-            "length": length,
-            "pack": pack,
-            "held_out": held_out,
-            "batch": batch,
-            "local": local_text(local),
-            "seed": seed,
-            "device": device,
-            "bf16": bf16,
-        },
-    )
+    with _without_masks(network, length):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network = _adapted(network, lora, rank, freeze_a)
+        task = LanguageModel(
+            network,
+            next_token_loss,
+            train,
+            client_tests=held,
+            names=names,
+            metrics={"perplexity": Metric(Perplexity(), smaller_is_better=True)},
+            batch=batch,
+            local=local,
+            device=device,
+            compute=compute,
+            compile=compile,
+            bf16=bf16,
+            evaluate_on=evaluate_on,
+            evaluation_batch=evaluation_batch,
+            description={
+                "name": "language_model",
+                "model": name,
+                "gguf_file": gguf_file,
+                "clients": len(train),
+                "rows": sum(len(own) for _, own in train),
+                "trained": sum(p.numel() for p in network.parameters() if p.requires_grad),
+                "rank": rank if lora is None else lora.r,
+                "freeze_a": freeze_a,
+                "length": length,
+                "pack": pack,
+                "held_out": held_out,
+                "batch": batch,
+                "local": local_text(local),
+                "seed": seed,
+                "device": device,
+                "bf16": bf16,
+            },
+        )
     task.tokenizer = words
-    if maskless:  # what was given, and what is taken out, attends as it did
-        attention: Any = network
-        attention.set_attn_implementation(_MASKED)
     return task
 
 
@@ -196,6 +194,18 @@ def _loaded(model: str | Path | nn.Module, gguf_file: str | None, tokenizer: Any
     return network, words, str(place)
 
 
+@contextlib.contextmanager
+def _without_masks(network: nn.Module, length: int) -> Iterator[None]:
+    """What is made in here attends without masks where that is the same; the network itself attends as before after."""
+    left_out = _leave_out_masks(network, length)
+    try:
+        yield
+    finally:
+        if left_out:
+            model: Any = network
+            model.set_attn_implementation(_MASKED)
+
+
 def _leave_out_masks(network: nn.Module, length: int) -> bool:
     """Plain causal attention needs no mask, since padding comes last. To find that out transformers looks at position
     numbers on the host in every pass, which waits for a GPU and cannot be captured. What a model gives for rows of this
@@ -213,7 +223,8 @@ def _leave_out_masks(network: nn.Module, length: int) -> bool:
         return False
     ids = (torch.arange(length) % words.vocab_size).unsqueeze(0).to(network.device)
     AttentionInterface.register(_CAUSAL, sdpa_attention_forward)
-    with torch.no_grad():
+    devices = [network.device] if network.device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices=devices):  # dropout draws
         before = network(input_ids=ids).logits
         network.set_attn_implementation(_CAUSAL)
         same = torch.equal(before, network(input_ids=ids).logits)
