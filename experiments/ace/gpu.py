@@ -26,6 +26,7 @@ from typing import Any
 from acefl import paper as reproduce
 from acefl.core.files import read_json, write_json
 from acefl.paper import runner
+from acefl.paper.dropout import ABLATION_AT
 from acefl.paper.plan import Planned
 from acefl.paper.readings import PRETRAINED
 from acefl.paper.records import Ledger, Record
@@ -69,6 +70,11 @@ def _leaving(*shares: float) -> Wanted:
 
 def _tau(labels: dict[str, Any]) -> bool:
     return bool(labels["part"] == "tau")
+
+
+def _ablation(labels: dict[str, Any]) -> bool:
+    """ACED at every tau; the usual one is among the methods."""
+    return _tau(labels) or (labels["method"] == "ACED" and labels["dropout"] == ABLATION_AT)
 
 
 def _one_by_one(labels: dict[str, Any]) -> bool:
@@ -138,6 +144,9 @@ STAGES: dict[str, tuple[str, dict[str, Any], Wanted]] = {
     "heat-late": ("cifar100-heatmap", {"seeds": (0,)}, _other_cells(20.0, 30.0)),
     "heat5": ("cifar100-heatmap", {"seeds": (0,)}, _other_cells(5.0)),
     "heat-soon": ("cifar100-heatmap", {"seeds": (0,)}, _other_cells(1.0)),
+    "hard-corner-cnn": ("cifar100-heatmap", {"seeds": (0, 1, 2, 3, 4)} | CNN, _hard_corner),
+    "extended-late-cnn": ("cifar10-extended", {"seeds": (0, 1, 2)} | CNN, _cells(0.1, 30.0)),
+    "tau-cnn": ("dropout", {"seeds": (0, 1, 2)} | CNN, _ablation),
     "amp": ("amplification", {"form": "tuned", "seeds": tuple(range(10))} | CNN, EVERYTHING),
     "news": ("news20-table", {"seeds": (0, 1, 2, 3, 4)} | NEWS, _small_news("adamw", "tick")),
     "news-event": ("news20-table", {"seeds": (0,)} | NEWS, _small_news("adamw", "event")),
