@@ -74,13 +74,14 @@ class FlatModule:
         finally:
             self.bf16 = bf16
 
-    def difference(self, expected: torch.Tensor, found: torch.Tensor) -> float:
-        """Of gradients, the largest, as a share of the largest entry of the same parameter, so that none is drowned by
-        louder ones; below a thousandth of the largest of all nothing is told from rounding."""
-        least = 1e-3 * expected.abs().max()
+    def difference(self, expected: torch.Tensor, found: torch.Tensor, norm: float = torch.inf) -> float:
+        """Of gradients, the largest of any parameter, as a share of that parameter's own gradient, so that none is
+        drowned by louder ones; below a thousandth of the largest of all nothing is told from rounding. By the largest
+        entry, or by another norm."""
         parts = zip(self.stacked_views(expected), self.stacked_views(found), strict=True)
-        shares = [(one - two).abs().max() / one.abs().max().maximum(least) for one, two in parts]
-        return float(torch.stack(shares).max())
+        sizes = [(torch.linalg.vector_norm(one - two, norm), torch.linalg.vector_norm(one, norm)) for one, two in parts]
+        least = 1e-3 * torch.stack([own for _, own in sizes]).max()
+        return float(torch.stack([wrong / own.maximum(least) for wrong, own in sizes]).max())
 
     def with_parameters(self, model: Vector) -> nn.Module:
         """A copy of the module with these parameters, apart from this one."""
