@@ -129,8 +129,15 @@ def test_models_too_large_for_several_at_once_do_not_share() -> None:
 
 
 def test_no_more_are_captured_than_fit() -> None:
-    assert [ways._one_call(10, count) for count in (1, 9, 10)] == [[1], [10], [10]]
-    assert ways._one_call(None, 9) == [12]
+    sizes = ways._CAPTURED_SIZES
+    assert [ways._one_call(sizes, 10, count) for count in (1, 9, 10)] == [[1], [10], [10]]
+    assert ways._one_call(sizes, None, 9) == [12]
+
+
+def test_a_call_of_large_models_is_at_most_one_client_too_large() -> None:
+    for count in range(1, 65):
+        [size] = ways._one_call(ways._CAPTURED_SHARED, None, count)
+        assert count <= size <= count + 1
 
 
 def test_large_models_are_compiled_one_by_one() -> None:

@@ -5,7 +5,7 @@ The strategy never changes which computation is done: the same samples at the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -227,10 +227,11 @@ class Stacked:
 
 
 _CAPTURED_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # padding costs a GPU real work, a capture little
+_CAPTURED_SHARED = (1, 2, *range(4, 65, 2))  # the same for large calls, in which a client costs as much as a capture
 
 
-def _one_call(most: int | None, count: int) -> list[int]:
-    size = next(size for size in _CAPTURED_SIZES if size >= count)
+def _one_call(sizes: Sequence[int], most: int | None, count: int) -> list[int]:
+    size = next(size for size in sizes if size >= count)
     return [size if most is None else min(size, max(most, count))]
 
 
@@ -260,7 +261,9 @@ class Replayed:
     ) -> None:
         self.name, self.most, self._shared = name, most, shared
         self._gradients, self._gather, self._sizes = gradients, gather, sizes
-        self._fit: Callable[[int], list[int]] = partial(_one_call, most)
+        self._fit: Callable[[int], list[int]] = partial(
+            _one_call, _CAPTURED_SHARED if shared else _CAPTURED_SIZES, most
+        )
         self._captured: dict[int, _Captured] = {}
         self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
 
