@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,8 +29,8 @@ SmolLM2-135M-Instruct with rank-8 adapters on 20 Newsgroups, each group over {cl
 `{work}` on {batch} rows of {length} tokens. Perplexity is on later messages of the same group, which nobody
 trains on. Devices are those of EdgeFlowerTune: three in eight take 11 to 14 seconds per step, the others 170 to 174.
 Speeds are tied to the data (the last groups have the slow devices), independent of them, or reversed. Every method has
-its learning rate from four trials, three times apart, with speeds tied to the data, on a seed that is not reported. All
-stop at {arrivals} uploads. For the time to {anchor}'s last perplexity others go on to {longer} where speeds are tied.
+its learning rate from {trials}, with speeds tied to the data, on a seed that is not reported. All stop at {arrivals}
+uploads. For the time to {anchor}'s last perplexity others go on to {longer} with A and B and tied speeds.
 
     {command}
     {command_of_page}
@@ -40,10 +41,14 @@ The same with 20 clients and shorter texts, which two cores have finished: [smal
 _COMMAND = "python experiments/lora/study.py"
 
 
-def _introduction(size: Size, small: bool) -> str:
+def _introduction(size: Size, small: bool, results: Results) -> str:
     kind = " --small" if small else ""
     how = "--bf16" if small else "--device cuda --bf16 --seconds 540   # until nothing is missing"
+    effort = Counter((trial["labels"]["adapter"], trial["labels"]["method"]) for trial in results.trials)
+    least, most = min(effort.values(), default=0), max(effort.values(), default=0)
+    trials = f"{least} trials, three times apart"
     return _INTRODUCTION.format(
+        trials=trials + f" (up to {most} where the best was at the edge)" * (most > least),
         small=", small enough for two cores" if small else "",
         clients="one client" if size.clients_per_group == 1 else f"{size.clients_per_group} clients",
         work=size.local,
@@ -63,7 +68,7 @@ def write(folder: Path, cells: Sequence[tuple[str, str]], size: Size, *, small: 
     results = Results(ledger.records.values() if ledger else ())
     longer = [record for record in ledger.records.values() if record["kind"] == LONGER] if ledger else []
     page = Page(folder)
-    page.text(_introduction(size, small))
+    page.text(_introduction(size, small, results))
     if any(record["settings"]["model"] == TOY for record in results.records):
         page.text(f"*Not for citing: what follows is of {TOY} and made-up sentences, to see that the study works.*")
     if small:  # what a CPU has had no time for is not listed
@@ -129,7 +134,7 @@ def _to_anchor(results: Results, method: str, longer: Sequence[Record]) -> list[
         return [f"no {ANCHOR} yet", "", ""]
     found = []
     runs = results.where(method=method).records
-    runs = [record for record in longer if runs and record["labels"] == runs[0]["labels"]] or runs
+    runs = [record for record in longer if runs and _same_entry(record, runs[0])] or runs
     for record in runs:
         anchor = ends[record["settings"]["seed"]]
         value = anchor["final"].get(ALL)
@@ -144,6 +149,11 @@ def _to_anchor(results: Results, method: str, longer: Sequence[Record]) -> list[
     shares = [of_its for _, of_its, _ in found]
     by_seed = f" ({_number(min(shares), 2)} to {_number(max(shares), 2)} by seed)" if min(shares) < max(shares) else ""
     return [time + missed, share + by_seed, uploads]
+
+
+def _same_entry(one: Record, other: Record) -> bool:
+    """Whether they are runs of one method in one cell at one rate: an earlier search may have chosen another."""
+    return bool(one["labels"] == other["labels"] and one["settings"]["lr"] == other["settings"]["lr"])
 
 
 def _interval(values: Sequence[float], bold: bool) -> str:

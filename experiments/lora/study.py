@@ -47,6 +47,7 @@ from acefl.tasks.language_model import LanguageModel  # noqa: E402
 
 SEEDS = (0, 1, 2)
 RATES = (-1, 0, 1, 2)  # powers of 3, times the rate by which a method moves by one mean update a round
+EXTENSIONS = 2  # rates beyond, one at a time, while the best is the smallest or the largest
 METHODS = ("FedAvg", "FedBuff", "CA2FL", "ACE", "ACED")
 ADAPTERS = {"A and B": False, "B alone": True}  # freeze_a
 SPEEDS = {"tied to data": "last", "independent": "random", "reversed": "first"}  # who is slow
@@ -107,8 +108,8 @@ class Planned:
 
     @property
     def goes_on(self) -> bool:
-        """Whether runs go on, to see when they have the anchor's last perplexity: by the speeds of most interest."""
-        return self.method != page.ANCHOR and self.speeds == TUNED_BY
+        """Whether runs go on, to see when they have the anchor's last perplexity: in the cell of most interest."""
+        return self.method != page.ANCHOR and self.cell == ("A and B", TUNED_BY)
 
     @property
     def scenario(self) -> Scenario:
@@ -160,10 +161,11 @@ class Study:
     def _best_rate(self, planned: Planned) -> Generator[Record, None, float]:
         """By trials, as many for every method."""
         centre = default_lr(self._method(planned.method), self._size.clients)
-        search = GridSearch(lambda place: centre * 3.0**place, RATES, looks=0)
-        for lr in search.ask():
-            found = yield from self._recorded(planned, lr, TUNING_SEED, "trial")
-            search.tell(lr, float("inf") if found["diverged"] else float(found["final"].get(CHOSEN_BY) or "inf"))
+        search = GridSearch(lambda place: centre * 3.0**place, RATES, stride=1, extensions=EXTENSIONS, looks=0)
+        while rates := search.ask():
+            for lr in rates:
+                found = yield from self._recorded(planned, lr, TUNING_SEED, "trial")
+                search.tell(lr, float("inf") if found["diverged"] else float(found["final"].get(CHOSEN_BY) or "inf"))
         return search.best
 
     def _recorded(self, planned: Planned, lr: float, seed: int, kind: str) -> Generator[Record, None, Record]:
