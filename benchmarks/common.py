@@ -32,8 +32,15 @@ def median_ratio(over: Sequence[float], under: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(over, under, strict=True))
 
 
-def report(name: str, title: str, rows: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]] = ()) -> None:
-    """Print the rows and the targets, and keep both as benchmarks/results/<name>.json."""
+def report(
+    name: str,
+    title: str,
+    rows: Sequence[Mapping[str, Any]],
+    targets: Sequence[Mapping[str, Any]] = (),
+    *,
+    variant: str = "",
+) -> None:
+    """Print the rows and the targets, and keep both as benchmarks/results/<name><variant>.json."""
     print(f"\n{title}")
     _print(rows)
     for target in targets:
@@ -48,7 +55,7 @@ def report(name: str, title: str, rows: Sequence[Mapping[str, Any]], targets: Se
         "rows": list(rows),
         "targets": list(targets),
     }
-    path = RESULTS / f"{name}.json"
+    path = RESULTS / f"{name}{variant}.json"
     path.write_text(json.dumps(content, indent=2) + "\n")
     print(f"  recorded in {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
 

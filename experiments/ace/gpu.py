@@ -110,6 +110,7 @@ def _hard_main(labels: dict[str, Any]) -> bool:
 
 BUFFERED = ("CA2FL", "FedBuff")
 CNN, NEWS = {"model": "cnn"}, {"evaluations": 4}
+BEYOND_CPU = tuple(range(5, 21))  # seeds: the first five were made on a CPU
 TUNED = {"form": "tuned", "seeds": (0, 1, 2)}
 
 # stage -> recipe, what to ask of it, which of its entries
@@ -118,6 +119,7 @@ STAGES: dict[str, tuple[str, dict[str, Any], Wanted]] = {
     "main1": ("cifar10-main", {"seeds": (1,)}, _on("tick")),
     "main2": ("cifar10-main", {"seeds": (2,)}, _on("tick")),
     "main34": ("cifar10-main", {"seeds": (3, 4)}, _on("tick")),
+    "one-seed": ("cifar10-main", {"seeds": (1,)}, lambda labels: labels["clock"] != "sampled"),  # with --again: timed
     "sampled": ("cifar10-main", {"seeds": (0,)}, _on("sampled")),
     "one-by-one1234": ("cifar10-main", {"seeds": (1, 2, 3, 4)}, _one_by_one),
     "buffered12": ("cifar10-main", {"seeds": (1, 2)}, _buffered),
@@ -153,8 +155,8 @@ STAGES: dict[str, tuple[str, dict[str, Any], Wanted]] = {
     "heat5": ("cifar100-heatmap", {"seeds": (0,)}, _other_cells(5.0)),
     "heat-soon": ("cifar100-heatmap", {"seeds": (0,)}, _other_cells(1.0)),
     "heat-cnn": ("cifar100-heatmap", {"seeds": (0, 1, 2)} | CNN, EVERYTHING),
-    "quant-cnn": ("quantization", {"seeds": tuple(range(16))} | CNN, lambda labels: labels["alpha"] == 0.1),
-    "quant-cnn-even": ("quantization", {"seeds": tuple(range(16))} | CNN, lambda labels: labels["alpha"] == 0.3),
+    "quant-cnn": ("quantization", {"seeds": BEYOND_CPU} | CNN, lambda labels: labels["alpha"] == 0.1),
+    "quant-cnn-even": ("quantization", {"seeds": BEYOND_CPU} | CNN, lambda labels: labels["alpha"] == 0.3),
     "all-images": ("cifar10-main", {"seeds": (0, 1, 2)}, _hard_main),
     "hard-corner-cnn": ("cifar100-heatmap", {"seeds": (0, 1, 2, 3, 4)} | CNN, _hard_corner),
     "extended-late-cnn": ("cifar10-extended", {"seeds": (0, 1, 2)} | CNN, _cells(0.1, 30.0)),
@@ -200,7 +202,12 @@ def portable(record: Record) -> Record:
 
 
 def plan(
-    stages: Sequence[str], inputs: Inputs, device: str, sizes: dict[str, Any], how: dict[str, Any] | None = None
+    stages: Sequence[str],
+    inputs: Inputs,
+    device: str,
+    sizes: dict[str, Any],
+    how: dict[str, Any] | None = None,
+    again: bool = False,
 ) -> list[Planned]:
     """The runs of the stages, in their order; `how` ResNet-18's gradients are computed."""
     planned: list[Planned] = []
@@ -225,7 +232,7 @@ def plan(
             for seed in request.seeds
             for entry in entries
         ]
-        there = Ledger(HERE / "recorded" / name / "results.jsonl").records
+        there = {} if again else Ledger(HERE / "recorded" / name / "results.jsonl").records
         planned += [entry for entry in by_seed if entry.tuning or not _made(entry, there)]
     return planned
 
@@ -251,6 +258,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=json.loads, default={}, help="JSON in place of the recipes' sizes, for a trial")
     parser.add_argument("--compute", choices=("auto", "shared"), default="auto", help="see TorchTask (%(default)s)")
     parser.add_argument("--compile", action="store_true", help="compile gradients, whatever a run's length")
+    parser.add_argument("--again", action="store_true", help="runs that recorded/ has too, to time them")
     parser.add_argument("--merge", type=Path, nargs="+")
     arguments = parser.parse_args()
     if arguments.merge is not None:
@@ -265,7 +273,7 @@ def main() -> None:
     stages = [stage for stage in arguments.stages.split(",") if stage]
     how = {"task.compute": "shared"} if arguments.compute == "shared" else {}
     how |= {"task.compile": True} if arguments.compile else {}
-    planned = plan(stages, inputs, arguments.device, arguments.sizes, how)
+    planned = plan(stages, inputs, arguments.device, arguments.sizes, how, arguments.again)
     folders = {entry.recipe: arguments.out / entry.recipe for entry in planned}
 
     def progress(done: int, known: int, last: str) -> None:

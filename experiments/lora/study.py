@@ -235,7 +235,7 @@ class Study:
             bf16=self._given.bf16,
             compile=not on_cpu and self._given.compile,
             evaluate_on=1,
-            evaluation_batch=32 if on_cpu else 256,
+            evaluation_batch=32 if on_cpu else 64,  # of large batches logits alone take gigabytes
         )
 
 
@@ -274,6 +274,7 @@ def warm(given: argparse.Namespace, size: Size, at_once: int) -> None:
         tokenizer=tokenizer,
         held_out=0.0,
         rank=8,
+        freeze_a=ADAPTERS[given.adapter],
         length=size.length,
         batch=size.batch,
         device=given.device,
@@ -298,6 +299,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("command", choices=("run", "warm", "page"))
     options.add_argument("--at-once", type=int, default=16, help="of warm: 8 is the other size that is compiled")
+    options.add_argument("--adapter", choices=ADAPTERS, default="A and B", help="of warm: what travels (%(default)s)")
     options.add_argument("--data", type=Path, default=None, help="a folder with 20 Newsgroups")
     options.add_argument("--model", type=Path, default=None)
     options.add_argument("--out", type=Path, default=None, help="a folder for results.jsonl; default: here")
