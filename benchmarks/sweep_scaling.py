@@ -17,6 +17,7 @@ from acefl.studies.sweep import Grid, sweep
 from benchmarks.common import report
 
 ARRIVALS = 20_000
+ON_GPU = "benchmarks.gpu_simulator:digits_shaped"
 TURNS = 2
 
 
@@ -26,7 +27,7 @@ def grid(device: str, arrivals: int) -> dict[str, Any]:
         "method": [f"ACE(home={home!r})", "FedBuff", "ASGD"],
         "lr": [0.05, 0.1],
         "seed": [0, 1],
-        "task": {"name": "digits", "model": "mlp", "device": device},
+        "task": {"name": ON_GPU} if device == "cuda" else {"name": "digits", "model": "mlp"},
         "scenario": {"spread": 30.0},
         "stop": {"arrivals": arrivals},
     }
