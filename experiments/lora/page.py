@@ -23,6 +23,7 @@ ANCHOR = "FedAvg"
 LONGER, TIMES = "longer", 2  # the kind of a run that goes on beyond the others' uploads, and to how many times as many
 BETTER = {"perplexity": "smaller"}
 TOY = "a tiny random model"
+Ends = dict[int, Record]  # FedAvg's runs, by seed
 _INTRODUCTION = """# Asynchronous LoRA of a language model{small}
 
 SmolLM2-135M-Instruct with rank-8 adapters on 20 Newsgroups, each group over {clients}; a client's work is
@@ -85,8 +86,9 @@ def write(folder: Path, cells: Sequence[tuple[str, str]], size: Size, *, small: 
             caption = f"Held-out perplexity, {words}; speeds {one}."
             curves(page, name, caption, results, panels, metric=metric, words=f"perplexity, {words}")
     if results.records:
-        for line in (*_against_anchor(results), *_what_travels(results)):
-            page.text(line)
+        if travels := _what_travels(results):
+            page.text("## B alone against A and B")
+            page.table(["speeds", "method", "perplexity"], travels)
         page.text(_at_the_edge(results))
         page.text(_made(results, longer, folder))
     return page.write()
@@ -99,16 +101,20 @@ def _cell(page: Page, results: Results, longer: Sequence[Record]) -> None:
     common = results.balanced()
     methods = common.having("method")
     bold = {metric: _leading(common, methods, metric) for metric in (ALL, SLOW)}
+    ends = {record["settings"]["seed"]: record for record in common.where(method=ANCHOR).records}
     rows = []
     for method in methods:
         rates = {record["settings"]["lr"] for record in common.where(method=method).records}
         scores = [_interval(common.values(metric, method=method), method in bold[metric]) for metric in (ALL, SLOW)]
-        ends = _interval([record["time"] for record in common.where(method=method).records], False)
-        rows.append(
-            [method, ", ".join(f"{rate:.2g}" for rate in rates), *scores, ends, *_to_anchor(common, method, longer)]
-        )
-    last = [f"time to {ANCHOR}'s perplexity", "of its time", "uploads"]
-    header = ["method", "rate", "perplexity, all", "slowest fifth", "virtual time of all uploads, s", *last]
+        took = _interval([record["time"] for record in common.where(method=method).records], False)
+        row = [method, ", ".join(f"{rate:.2g}" for rate in rates), *scores, took]
+        if ends:
+            row += [*_against_anchor(common, method, ends), *_to_anchor(common, method, ends, longer)]
+        rows.append(row)
+    header = ["method", "rate", "perplexity, all", "slowest fifth", "virtual time, s"]
+    if ends:
+        header += [f"{ANCHOR}'s time over it", f"perplexity against {ANCHOR}'s"]
+        header += [f"time to {ANCHOR}'s perplexity, s", "of its time", "uploads"]
     page.table(header, rows)
     if len(methods) > 1:
         page.text(why_bold(len(methods), common.seeds, any(bold.values())))
@@ -124,14 +130,20 @@ def _log(value: float) -> float:
     return math.log(value) if value > 0 else math.inf
 
 
-def _to_anchor(results: Results, method: str, longer: Sequence[Record]) -> list[str]:
+def _against_anchor(results: Results, method: str, ends: Ends) -> list[str]:
+    """For the same uploads on the same seeds: FedAvg's time over a method's, and what its perplexity differs by."""
+    if method == ANCHOR:
+        return ["1", ""]
+    runs = results.where(method=method).records
+    times = _interval([ends[run["settings"]["seed"]]["time"] / run["time"] for run in runs], False)
+    return [times, _difference(results.by_seed(ALL, method=method), results.by_seed(ALL, method=ANCHOR))]
+
+
+def _to_anchor(results: Results, method: str, ends: Ends, longer: Sequence[Record]) -> list[str]:
     """When a method first has the perplexity with which FedAvg ends on the same seed: time, share of FedAvg's, uploads.
 
     Of longer runs, where there are any. Nothing between evaluations is guessed.
     """
-    ends = {record["settings"]["seed"]: record for record in results.where(method=ANCHOR).records}
-    if not ends:
-        return [f"no {ANCHOR} yet", "", ""]
     found = []
     runs = results.where(method=method).records
     runs = [record for record in longer if runs and _same_entry(record, runs[0])] or runs
@@ -170,25 +182,7 @@ def _number(value: float, digits: int) -> str:
     return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:,.0f}"
 
 
-def _against_anchor(results: Results) -> list[str]:
-    """Every method against FedAvg, for the same uploads on the same seeds."""
-    said = []
-    for speeds in results.having("speeds"):
-        for adapter in results.having("adapter"):
-            cell = results.where(speeds=speeds, adapter=adapter)
-            ends = {record["settings"]["seed"]: record["time"] for record in cell.where(method=ANCHOR).records}
-            for method in (one for one in cell.having("method") if ends and one != ANCHOR):
-                higher = _higher(cell.by_seed(ALL, method=method), cell.by_seed(ALL, method=ANCHOR))
-                runs = cell.where(method=method).records
-                times = _interval([ends[run["settings"]["seed"]] / run["time"] for run in runs], False)
-                said.append(
-                    f"Speeds {speeds}, {adapter}, {method}: {ANCHOR}'s uploads take {times} times as long; "
-                    f"perplexity after as many is {higher} than {ANCHOR}'s."
-                )
-    return said
-
-
-def _what_travels(results: Results) -> list[str]:
+def _what_travels(results: Results) -> list[list[str]]:
     """B alone against A and B: the perplexities of a method by the same speeds, on the same seeds."""
     said = []
     for speeds in results.having("speeds"):
@@ -196,16 +190,15 @@ def _what_travels(results: Results) -> list[str]:
             entry = results.where(speeds=speeds, method=method)
             both, alone = (entry.by_seed(ALL, adapter=adapter) for adapter in ("A and B", "B alone"))
             if both and alone:
-                higher = _higher(alone, both)
-                said.append(f"Speeds {speeds}, {method}: perplexity is {higher} with B alone than with A and B.")
+                said.append([speeds, method, _difference(alone, both)])
     return said
 
 
-def _higher(ours: dict[int, float], theirs: dict[int, float]) -> str:
-    """By how much in percent, over the seeds that both have."""
-    return (
-        f"{_interval([100 * (ours[s] / theirs[s] - 1) for s in sorted(ours.keys() & theirs.keys())], False)} % higher"
-    )
+def _difference(ours: dict[int, float], theirs: dict[int, float]) -> str:
+    """In percent of theirs, over the seeds that both have."""
+    percent = [100 * (ours[seed] / theirs[seed] - 1) for seed in sorted(ours.keys() & theirs.keys())]
+    text = _interval(percent, False)
+    return f"{'' if text.startswith('-') else '+'}{text} %"
 
 
 def _at_the_edge(results: Results) -> str:
