@@ -19,8 +19,6 @@ from acefl.core.settings import plain
 from acefl.runs import resume
 from acefl.runs.simulate import simulation
 from acefl.tasks import TorchTask, inductor, tracing
-from acefl.tasks import compute as ways
-from acefl.tasks.compute import Compiled
 
 TOLERANCE = 1e-5  # of the largest entry, as TorchTask says
 CLIENTS = 5
@@ -52,7 +50,7 @@ def small(**settings: Any) -> TorchTask:
 @pytest.fixture
 def instead(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler is not called: what would be compiled is run as it is."""
-    monkeypatch.setattr(Compiled, "_compile", Compiled._trace)
+    monkeypatch.setattr(inductor, "compiled", lambda graph, examples, any_number: lambda given: graph(*given)[0])
 
 
 def test_compiled_gradients_are_those_of_one_call_for_all_and_repeat_to_the_bit() -> None:
@@ -66,7 +64,7 @@ def test_compiled_gradients_are_those_of_one_call_for_all_and_repeat_to_the_bit(
         assert (found - expected).abs().max() <= TOLERANCE * expected.abs().max()
         assert torch.equal(found, compiled.updates(models, clients, keys))
         alone = [compiled.updates(models[k : k + 1], clients[k : k + 1], keys[k : k + 1])[0] for k in range(count)]
-        assert torch.equal(found, torch.stack(alone))  # calls may overlap
+        assert torch.equal(found, torch.stack(alone))
 
 
 def test_what_is_compiled_is_kept_and_loaded_without_the_compiler(tmp_path: Path) -> None:
@@ -120,12 +118,16 @@ def test_compiled_gradients_follow_data_that_are_exchanged(instead: None) -> Non
     torch.testing.assert_close(compiled.updates(models, *whom), task.updates(models, *whom))
 
 
-@pytest.mark.parametrize("count", range(1, 70))
-def test_calls_cover_every_count_with_less_than_a_small_call_or_half_a_large_one_to_spare(count: int) -> None:
-    small_size, large = ways._COMPILED_SIZES
-    calls = ways._calls(count)
-    assert set(calls) <= {small_size, large}
-    assert 0 <= sum(calls) - count < large - 2 * small_size or 0 <= sum(calls) - count < small_size
+def test_what_the_compiler_takes_for_one_number_alone_is_not_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
+    data = [(torch.randn(4, 1, 4, 4), torch.randint(2, (4,))) for _ in range(CLIENTS)]
+    task = TorchTask(model, nn.CrossEntropyLoss(), data, batch=4)
+    assert task.for_run(0, True) is task
+    assert "for a fixed number of models alone, as convolutions are" in caplog.text
+    assert not (tmp_path / "acefl").exists()
 
 
 @pytest.mark.parametrize(
@@ -200,10 +202,10 @@ def test_a_resumed_run_uses_what_the_run_used(instead: None, used: bool) -> None
 def test_what_cannot_be_compiled_is_not_and_a_line_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(self: Compiled, *given: Any) -> Any:
+    def broken(*given: Any, any_number: bool) -> Any:
         raise RuntimeError("no C++ compiler found\nand a long story")
 
-    monkeypatch.setattr(Compiled, "_compile", broken)
+    monkeypatch.setattr(inductor, "compiled", broken)
     task = small(compile=True)
     with caplog.at_level(logging.WARNING):
         assert task.for_run(1) is task

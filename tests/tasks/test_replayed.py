@@ -39,7 +39,7 @@ class Graph:
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "_Captured", Graph)
-    monkeypatch.setattr(inductor, "compiled", lambda graph, examples: lambda given: graph(*given)[0])
+    monkeypatch.setattr(inductor, "compiled", lambda graph, examples, any_number=False: lambda given: graph(*given)[0])
 
 
 def task(**more: Any) -> TorchTask:

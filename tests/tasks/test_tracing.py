@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from acefl.tasks.tracing import traced
+from acefl.tasks.tracing import traced, traced_for_any_number
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "softmax": lambda: nn.Linear(6, 3),
@@ -38,6 +38,35 @@ def test_fewer_calls_and_the_same_bits(name: str, count: int) -> None:
     for given in (examples, others):
         assert torch.equal(short(*given), full(*given))
     assert len(short.graph.nodes) < 0.8 * len(full.graph.nodes)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_graph_is_for_any_number_of_models(name: str) -> None:
+    torch.manual_seed(0)
+    module = MODELS[name]()
+    names, shapes = zip(*((key, value.shape) for key, value in module.named_parameters()), strict=True)
+
+    def loss(own: tuple[torch.Tensor, ...], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(functional_call(module, dict(zip(names, own, strict=True)), (x,)), y)
+
+    def gradients(x: torch.Tensor, y: torch.Tensor, *own: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part.reshape(len(x), -1) for part in vmap(grad(loss))(own, x, y)], dim=1)
+
+    def given(count: int) -> tuple[torch.Tensor, ...]:
+        own = (torch.randn(count, *shape) for shape in shapes)
+        return (torch.randn(count, 4, 6), torch.randint(3, (count, 4)), *own)
+
+    graph = traced_for_any_number(gradients, *given(2))
+    for count in (1, 2, 3, 4, 7, 12):
+        case = given(count)
+        assert torch.equal(graph(*case), gradients(*case))
+
+
+def test_what_depends_on_the_number_otherwise_than_by_shapes_has_no_such_graph() -> None:
+    with pytest.raises(ValueError, match="depend on the number of models"):
+        traced_for_any_number(lambda x: x / len(x) ** 2, torch.ones(2, 4))
+    with pytest.raises(ValueError, match="depend on the number of models"):
+        traced_for_any_number(lambda x: x if len(x) < 4 else 2 * x, torch.ones(2, 4))
 
 
 def test_what_is_returned_may_be_written_to() -> None:

@@ -87,89 +87,60 @@ class Together:
         return tracing.traced(self._batched, models, inputs, targets)
 
 
-_COMPILED_SIZES = (2, 8)  # gradients per call: each size costs seconds of compiling, so there are few
-
-
 class Compiled(Together):
     """`Together`, compiled by torch's inductor for the CPU.
 
     What it computes differs from the others in the last bits, since sums are taken in another order. It is the same
-    from run to run on one machine with one number of threads. Any number of gradients is made of calls of two sizes.
-    Where they do not add up, the last call begins with rows that the one before it has done; a call that is alone is
-    padded by repeating its first row. Minibatches are drawn outside: the compiler has no exact 64-bit integers that
-    wrap around.
+    from run to run on one machine with one number of threads, and whatever else is computed in the same call.
+    Minibatches are drawn outside: the compiler has no exact 64-bit integers that wrap around.
     """
 
     name = "compiled"
 
     def __init__(self, loss: Loss, draw: Draw) -> None:
         super().__init__(loss, draw)
-        self._compiled: dict[tuple[int, int], Call] = {}  # by size and number of threads
+        self._compiled: dict[int, Call] = {}  # by number of threads, which the compiler writes into its loops
 
     def __call__(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
-        count, sizes = len(models), _calls(len(models))
-        if len(sizes) == 1:
-            spare = sizes[0] - count
-            if spare:
-                models = torch.cat((models, models[:1].expand(spare, -1)))
-                clients, keys = clients + clients[:1] * spare, keys + keys[:1] * spare
-            found = self.over(models, *self._draw(clients, keys))
-            return found[:count] if spare else found
-        inputs, targets = self._draw(clients, keys)
-        rows, done = [], 0
-        for size in sizes:
-            part = slice(min(done, count - size), min(done + size, count))
-            found = self.over(models[part], _part(inputs, part), targets[part])
-            rows.append(found if part.start == done else found[done - part.start :])
-            done = part.stop
-        return torch.cat(rows)
+        if len(models) > 1:
+            return self.over(models, *self._draw(clients, keys))
+        return self.over(models.repeat(2, 1), *self._draw(clients * 2, keys * 2))[:1]  # one is compiled apart from many
 
     def prepare(self, model: Vector) -> None:
-        """Compile all there is to compile now, when it may still fail."""
-        for size in _COMPILED_SIZES:
-            self(model.expand(size, -1).contiguous(), [0] * size, [0] * size)
+        """Compile now, when it may still fail."""
+        self(model.unsqueeze(0), [0], [0])
 
     def over(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
-        kind = len(models), torch.get_num_threads()  # the compiler writes the number of threads into its loops
-        known = self._compiled.get(kind)
+        threads = torch.get_num_threads()
+        known = self._compiled.get(threads)
         if known is None:
-            known = self._compiled[kind] = self._compile(models, inputs, targets)
+            known = self._compiled[threads] = _compiled(self._batched, models, inputs, targets, any_number=True)
         return known(models, inputs, targets)
 
-    def _compile(self, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> Call:
-        call = _compiled(self._batched, models, inputs, targets)
-        call(models, inputs, targets)
-        return call
 
-
-def _compiled(function: Call, models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> Call:
-    """The function, compiled for these shapes, without anything that looks at shapes or strides in each call."""
+def _compiled(
+    function: Call, models: torch.Tensor, inputs: Batch, targets: torch.Tensor, *, any_number: bool = False
+) -> Call:
+    """The function, compiled for these shapes or any number of models, without anything that looks at shapes or strides
+    in each call."""
     leaves, form = tree_flatten(inputs)
     models, targets, *leaves = (given.contiguous() for given in (models, targets, *leaves))  # as in every call
 
     def flat(models: torch.Tensor, targets: torch.Tensor, *leaves: torch.Tensor) -> tuple[torch.Tensor]:
         return (function(models, tree_unflatten(leaves, form), targets),)
 
-    instead = None if models.device.type == "cpu" else group_norm.IN_PARTS
-    graph = tracing.traced(flat, models, targets, *leaves, instead=instead)
-    run = inductor.compiled(graph, [models, targets, *leaves])
+    if any_number:
+        graph = tracing.traced_for_any_number(flat, models, targets, *leaves)
+    else:
+        instead = None if models.device.type == "cpu" else group_norm.IN_PARTS
+        graph = tracing.traced(flat, models, targets, *leaves, instead=instead)
+    run = inductor.compiled(graph, [models, targets, *leaves], any_number=any_number)
 
     def call(models: torch.Tensor, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
         leaves = (inputs,) if isinstance(inputs, torch.Tensor) else tree_leaves(inputs)  # torch's way takes longer
         return run([given.contiguous() for given in (models, targets, *leaves)])
 
     return call
-
-
-def _part(inputs: Batch, part: slice) -> Batch:
-    return inputs[part] if isinstance(inputs, torch.Tensor) else tree_map(lambda t: t[part], inputs)
-
-
-def _calls(count: int) -> list[int]:
-    """Sizes of the calls that compute so many gradients. A call costs about as much as one more gradient does."""
-    small, large = _COMPILED_SIZES
-    whole, rest = divmod(count, large)
-    return [large] * whole + ([large] if rest > 2 * small else [small] * -(-rest // small))
 
 
 class CompiledByShape:

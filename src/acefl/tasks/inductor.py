@@ -22,20 +22,27 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from acefl.tasks import tracing
+
+_TYPICAL = 8  # rows that the compiler reckons with where it may be any number
 _OPTIONS = {
     "compile_threads": 1,
     "cpp.vec_isa_ok": True,  # what this processor has need not be tried out: a compiler that lacks it fails
 }
 
 
-def compiled(graph: GraphModule, examples: Sequence[torch.Tensor]) -> Callable[[list[torch.Tensor]], torch.Tensor]:
+def compiled(
+    graph: GraphModule, examples: Sequence[torch.Tensor], *, any_number: bool = False
+) -> Callable[[list[torch.Tensor]], torch.Tensor]:
     """What the graph, which gives a tuple of one tensor, computes of tensors like these. Contiguous ones: nobody looks
-    at strides again."""
+    at strides again. `any_number`: of any number of rows from two on, if the graph is for that."""
     if examples[0].device.type != "cpu":
         return _in_process(graph, examples)
+    if any_number:
+        examples = [tracing.repeated(example, _TYPICAL) for example in examples]
     library = _folder() / f"{_fingerprint(graph, examples)}.so"
     if not library.exists():
-        _compile(graph, examples, library)
+        _compile(graph, examples, library, any_number)
     runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
 
     def run(given: list[torch.Tensor]) -> torch.Tensor:
@@ -97,16 +104,33 @@ def _quiet() -> Iterator[None]:
         logging.disable(disabled)
 
 
-def _compile(graph: GraphModule, examples: Sequence[torch.Tensor], library: Path) -> None:
+def _compile(graph: GraphModule, examples: Sequence[torch.Tensor], library: Path, any_number: bool) -> None:
     with _quiet():
         import torch._inductor as inductor
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         _without_shapes(graph)
-        made = inductor.aot_compile(graph, tuple(examples), options=_OPTIONS)
+        given, shapes = tuple(examples), ShapeEnv()
+        if any_number:
+            mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+            given = tuple(_of_any_number(example, mode) for example in examples)
+        made = inductor.aot_compile(graph, given, options=_OPTIONS)
+    if shapes.replacements:  # the number was asked for
+        raise ValueError("an operation is compiled for a fixed number of models alone, as convolutions are")
     library.parent.mkdir(parents=True, exist_ok=True)
     beside = library.with_suffix(f".{os.getpid()}")
     shutil.copyfile(str(made), beside)
     beside.replace(library)
+
+
+def _of_any_number(example: torch.Tensor, mode: Any) -> torch.Tensor:
+    """A tensor like this without numbers in it. How many rows it has is a symbol, one for all that have as many."""
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+    sizes: Any = [DimDynamic.DUCK, *[DimDynamic.STATIC] * (example.dim() - 1)]
+    fake: torch.Tensor = mode.from_tensor(example, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
+    return fake
 
 
 def _folder() -> Path:

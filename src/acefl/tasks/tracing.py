@@ -6,6 +6,7 @@ operation two or three times. For small models such calls are most of the time. 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.fx import GraphModule, Node
 Instead = Mapping[Any, Callable[..., Any]]
 _aten = torch.ops.aten
 _FILLED = {_aten.ones_like.default: 1, _aten.zeros_like.default: 0}
+_FEW, _MORE = 3, 5  # rows; equal to no size that is special, and neither divides the other
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten.expand.default, _aten.detach.default)
 
 
@@ -32,6 +34,55 @@ def traced(function: Callable[..., Any], *examples: Any, instead: Instead | None
         module.graph.eliminate_dead_code()
     module.recompile()
     return module
+
+
+def traced_for_any_number(function: Callable[..., Any], *examples: torch.Tensor) -> GraphModule:
+    """The operations that the function does on tensors like these, of any number of rows.
+
+    `vmap` cannot be traced with a number of rows that is not known. So the function is traced at two, and an integer
+    that differs between the two traces is a multiple of that number.
+    """
+    few, more = (traced(function, *(repeated(example, rows) for example in examples)) for rows in (_FEW, _MORE))
+    graph, others = few.graph, list(more.graph.nodes)
+    _same(len(graph.nodes), len(others))
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    with graph.inserting_before(first):
+        rows = graph.call_function(_aten.sym_size.int, (next(iter(graph.nodes)), 0))
+
+    def merged(own: Any, other: Any) -> Any:
+        """What stands for both of two arguments."""
+        if isinstance(own, list | tuple):
+            _same(len(own), len(other))
+            return type(own)(map(merged, own, other))
+        if isinstance(own, Node):
+            _same(own.name, other.name)
+            return own
+        if own == other:
+            return own
+        times, rest = divmod(own, _FEW) if isinstance(own, int) else (0, 1)
+        _same((times * _MORE, 0), (other, rest))
+        return rows if times == 1 else graph.call_function(operator.mul, (rows, times))
+
+    pairs = zip([node for node in graph.nodes if node is not rows], others, strict=True)
+    for node, other in pairs:
+        _same((node.op, node.name, str(node.target)), (other.op, other.name, str(other.target)))
+        _same(node.kwargs, other.kwargs)
+        with graph.inserting_before(node):
+            node.args = merged(node.args, other.args)
+        node.meta.clear()
+    rows.meta.clear()
+    few.recompile()
+    return few
+
+
+def repeated(example: torch.Tensor, rows: int) -> torch.Tensor:
+    """Its first row, so many times."""
+    return example[:1].repeat(rows, *[1] * (example.dim() - 1))
+
+
+def _same(own: object, other: object) -> None:
+    if own != other:
+        raise ValueError(f"operations depend on the number of models otherwise than by shapes ({own}, {other})")
 
 
 def is_on() -> bool:
