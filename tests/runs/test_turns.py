@@ -119,6 +119,29 @@ def test_compiled_kernels_change_nothing(rule: str, table: str, monkeypatch: pyt
         assert resumable.fingerprint(way(begin(chosen, task=task))[0]) == resumable.fingerprint(expected)
 
 
+@pytest.mark.parametrize("dim", [1, 511, 1100])
+@pytest.mark.parametrize("buffer", [1, 2, 5, 100])
+@pytest.mark.parametrize("staleness", ["none", "sqrt"])
+def test_a_compiled_buffer_changes_nothing(
+    staleness: str, buffer: int, dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = tasks.quadratic(clients=9, dim=dim, noise=0.3, seed=1)
+    chosen = FedBuff(buffer=buffer, staleness=staleness)
+    plain = begin(chosen, task=task)
+    expected, _ = one_by_one(plain)
+    monkeypatch.setattr(patient, "PATIENCE_LOSSLESS", 2)
+    compiled = begin(chosen, task=task)
+    assert compiled.server.rule._loop is not None  # type: ignore[attr-defined]
+    run, looks = in_one_go(compiled)
+    assert looks < run.arrivals
+    assert resumable.fingerprint(run) == resumable.fingerprint(expected)
+    assert torch.equal(compiled.server.direction, plain.server.direction)
+    ours, theirs = (training.server.rule.state_dict() for training in (compiled, plain))
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert torch.equal(torch.as_tensor(value), torch.as_tensor(theirs[name]))
+
+
 @pytest.mark.parametrize("rule", PASSES)
 @pytest.mark.parametrize("at", [1, 8, 23, 59])
 def test_a_state_taken_in_the_middle_goes_on_either_way(rule: str, at: int) -> None:

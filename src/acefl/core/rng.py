@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 _MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
+GOLDEN = 0x9E3779B97F4A7C15
 
 
 Array = np.ndarray[Any, Any]
@@ -29,8 +29,8 @@ def signed(x: int) -> int:
     return x - (1 << 64) if x >= 1 << 63 else x
 
 
-_MUL_A, _MUL_B = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_MUL_A_SIGNED, _MUL_B_SIGNED, _GOLDEN_SIGNED = signed(_MUL_A), signed(_MUL_B), signed(_GOLDEN)
+MUL_A, MUL_B = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_MUL_A_SIGNED, _MUL_B_SIGNED, _GOLDEN_SIGNED = signed(MUL_A), signed(MUL_B), signed(GOLDEN)
 
 
 def key(*parts: int) -> int:
@@ -43,9 +43,9 @@ def key(*parts: int) -> int:
 
 def extend(prefix: int, part: int) -> int:
     """`key(*parts, part)`, given `key(*parts)`: for many keys that begin alike."""
-    x = ((prefix ^ part) + _GOLDEN) & _MASK
-    x = ((x ^ (x >> 30)) * _MUL_A) & _MASK
-    x = ((x ^ (x >> 27)) * _MUL_B) & _MASK
+    x = ((prefix ^ part) + GOLDEN) & _MASK
+    x = ((x ^ (x >> 30)) * MUL_A) & _MASK
+    x = ((x ^ (x >> 27)) * MUL_B) & _MASK
     return x ^ (x >> 31)
 
 
@@ -88,21 +88,30 @@ def choose(keys: Keys, count: int, sizes: torch.Tensor) -> torch.Tensor:
 
 def choose_here(keys: list[int], count: int, sizes: Array) -> Array:
     """`choose` on the CPU, the same numbers: numpy takes a fraction of torch's time for a call on so few."""
-    x = np.array(keys, np.uint64)[:, None] + _steps(count)
-    x = (x ^ (x >> _30)) * _MUL_A_UNSIGNED
-    x = (x ^ (x >> _27)) * _MUL_B_UNSIGNED
-    x = (x ^ (x >> _31)) & _POSITIVE
-    return (x % sizes.view(np.uint64)[:, None]).view(np.int64)
+    x = _finalised(np.array(keys, np.uint64)[:, None] + _steps(count))
+    x &= _POSITIVE
+    x %= sizes.view(np.uint64)[:, None]
+    return x.view(np.int64)
+
+
+def _finalised(x: Array) -> Array:
+    """SplitMix64's finaliser, in place."""
+    x ^= x >> _30
+    x *= _MUL_A_UNSIGNED
+    x ^= x >> _27
+    x *= _MUL_B_UNSIGNED
+    x ^= x >> _31
+    return x
 
 
 _30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
-_MUL_A_UNSIGNED, _MUL_B_UNSIGNED, _POSITIVE = np.uint64(_MUL_A), np.uint64(_MUL_B), np.uint64(0x7FFFFFFFFFFFFFFF)
+_MUL_A_UNSIGNED, _MUL_B_UNSIGNED, _POSITIVE = np.uint64(MUL_A), np.uint64(MUL_B), np.uint64(0x7FFFFFFFFFFFFFFF)
 
 
 @lru_cache(maxsize=16)
 def _steps(count: int) -> Array:
     """What `bits` adds to a key for each number it draws."""
-    return np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+    return np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GOLDEN)
 
 
 def generator(*parts: int) -> torch.Generator:

@@ -22,8 +22,8 @@ Room = Callable[[int, int, float], bool]  # whether nobody looks until so many a
 
 @dataclass(slots=True)
 class Turns:
-    """Arrivals in their order, one per turn: updates like the model, from clients that are known, and on
-    a CPU of finite numbers.
+    """Arrivals in their order, one per turn: contiguous updates like the model, from clients that are known, and on a
+    CPU of finite numbers.
 
     After each the model is sent to its client and to nobody else, unless the rule wants other.
     """

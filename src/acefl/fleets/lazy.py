@@ -28,8 +28,8 @@ _WORTH_SHARING = 4  # tasks on one model version: fewer are computed with others
 class LazyWork:
     """The tasks in flight: models kept once per version until computed, updates until taken.
 
-    `known`: computed updates that need no second look: their batch had the form of its models, and on a CPU all its
-    numbers were finite. On a GPU nobody looks at those, since that would wait for it.
+    `known`: computed updates that need no second look: their batch had the form of its models, one row after another,
+    and on a CPU all its numbers were finite. On a GPU nobody looks at those, since that would wait for it.
     """
 
     def __init__(self, task: Task) -> None:
@@ -107,7 +107,7 @@ class LazyWork:
         else:
             models = self._stacked(versions)
             updates = self._task.updates(models, list(clients), list(keys))
-        known = updates.shape == models.shape and updates.dtype == models.dtype
+        known = updates.shape == models.shape and updates.dtype == models.dtype and updates.is_contiguous()
         if updates.device.type == "cpu":
             known = known and math.isfinite(float(updates.sum()))  # one look for the whole batch
         (self.known if known else self._done).update(zip(ids, _own(updates), strict=True))

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 
+from acefl.core import kernels
 from acefl.core.errors import one_of
 from acefl.core.ranges import Choice, Range
 from acefl.core.turns import Turns
@@ -64,6 +65,7 @@ class FedBuffRule(Rule):
         self._sum = empty_vector(like)
         self._direction = empty_vector(like)
         self._count = 0
+        self._loop = kernels.buffer_loop(like)
 
     def absorb(self, arrival: Arrival) -> bool:
         self._add(arrival.update, self.weigh(arrival.staleness))
@@ -79,9 +81,31 @@ class FedBuffRule(Rule):
     def advance_many(
         self, turns: Turns, version: int, model: Vector, lr: float, models: torch.Tensor
     ) -> Advanced | None:
-        """Steps are written where the next one starts from, and a buffer of one is not copied before it is read."""
         if type(self) is not FedBuffRule or model.dtype != torch.float32:  # a rule made of this one absorbs otherwise
             return None
+        if self._loop is not None and model.is_contiguous():
+            return self._advance_in_one_call(self._loop, turns, version, model, lr, models)
+        return self._advance_one_by_one(turns, version, model, lr, models)
+
+    def _advance_in_one_call(
+        self, loop: Callable[..., None], turns: Turns, version: int, model: Vector, lr: float, models: torch.Tensor
+    ) -> Advanced:
+        held, start = self._count, version
+        weights, after = [], []
+        for trained_on in turns.trained_on:
+            weights.append(self.weigh(version - trained_on))
+            self._count += 1
+            if self._count >= self._buffer:
+                version += 1
+                self._count = 0
+            after.append(version)
+        loop(turns.updates, weights, held, self._buffer, self._sum, self._direction, model, models, lr)
+        return Advanced(after, self._direction if version > start else None)
+
+    def _advance_one_by_one(
+        self, turns: Turns, version: int, model: Vector, lr: float, models: torch.Tensor
+    ) -> Advanced:
+        """Steps are written where the next one starts from, and a buffer of one is not copied before it is read."""
         rows = models.unbind(0)
         after: list[int] = []
         last: Vector | None = None

@@ -168,10 +168,11 @@ class Table:
 
         A client without a row counts as zeros.
         """
-        new, row = self._checked(client, new), self._home.open(client)
-        if self._tape is not None:
+        row = self._home.open(client)
+        if self._tape is not None:  # of turns: their updates were looked at
             self._tape.exchange(row, new, scale, self._key(client))
         else:
+            new = self._checked(client, new)
             self._kernels.exchange(row, new, _sum(into), scale, self._key(client))
         self._home.save(client, row)
         self.changed.add(client)

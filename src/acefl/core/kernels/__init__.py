@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 
@@ -17,12 +18,12 @@ import torch
 from acefl.core.errors import require
 from acefl.core.kernels.host import ThroughHost, read_through_host
 from acefl.core.kernels.layout import Layout, Sum
-from acefl.core.kernels.patient import Patient, expecting
+from acefl.core.kernels.patient import Patient, expecting, many_expected
 from acefl.core.kernels.reference import Reference
 from acefl.core.kernels.reference import read as read_with_numpy
 from acefl.core.types import Vector
 
-__all__ = ["LONG", "choose", "describe", "expecting", "is_finite", "read"]
+__all__ = ["LONG", "buffer_loop", "choose", "describe", "expecting", "is_finite", "read"]
 
 LONG = 1 << 16  # from this length on, memory traffic is what an exchange costs
 
@@ -41,6 +42,16 @@ def choose(layout: Layout, device: torch.device) -> Reference:
         return Triton(layout)
     require(device.type == "cpu", f"the model is on {device}; allowed: cpu or cuda")
     return Patient(layout)
+
+
+def buffer_loop(like: Vector) -> Callable[..., None] | None:
+    """`cpu.buffered` for short vectors in runs that are long enough; None: torch's calls do as well."""
+    short = like.device.type == "cpu" and like.dtype == torch.float32 and like.numel() < LONG
+    if not (short and many_expected() and _module("numba")):
+        return None
+    from acefl.core.kernels.cpu import buffered
+
+    return buffered
 
 
 def read(of: Sum, value: Vector) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -88,6 +88,31 @@ class Compiled(Reference):
             return
         sums = into.total, into.exponents, np.float32(scale)
         _share(loops.exchange, into.exponents.size, row.codes, row.scales, new, *sums, *draws, *step, *self._shape)
+
+
+def buffered(
+    updates: Sequence[Vector],
+    weights: Sequence[float],
+    held: int,
+    buffer: int,
+    total: Vector,
+    direction: Vector,
+    model: Vector,
+    models: torch.Tensor,
+    rate: float,
+) -> None:
+    """See `loops.buffered`. Updates are contiguous; sum, direction, model and the models after steps are written to."""
+    loops.buffered(
+        np.array([update.data_ptr() for update in updates]),
+        np.array(weights, np.float32),
+        held,
+        buffer,
+        total.numpy(),
+        direction.numpy(),
+        model.numpy(),
+        models.numpy(),
+        np.float32(-rate),
+    )
 
 
 def read(of: Sum, value: Vector) -> None:

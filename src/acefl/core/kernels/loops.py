@@ -598,6 +598,37 @@ def play_rest(changes, factors, codes, scales, beyond, total, value, model, mode
 
 
 @jit
+def buffered(updates, weights, held, buffer, total, direction, model, models, rate):
+    """Updates, given by their addresses, go into a buffer one after another, and the model steps on its mean when it is
+    full; `held` are in it already. Row 0 of `models` becomes the model after the first update, each step writes the
+    next row. All is done for one group of numbers before the next one, so that it stays in the cache."""
+    for low in range(0, model.size, GROUP):
+        high = min(low + GROUP, model.size)
+        s, d, m = total[low:high], direction[low:high], model[low:high]
+        count, row = held, 0
+        for k in range(updates.size):
+            u, weight = carray(pointer(updates[k], model), model.size)[low:high], weights[k]
+            if count == 0:
+                for i in range(high - low):
+                    s[i] = u[i] * weight
+            else:
+                for i in range(high - low):
+                    s[i] = fused(weight, u[i], s[i])
+            count += 1
+            if count >= buffer:
+                share, after = F(count), models[row, low:high]
+                for i in range(high - low):
+                    d[i] = s[i] / share
+                    m[i] = fused(rate, d[i], m[i])
+                    after[i] = m[i]
+                count = 0
+                row += 1
+            elif k == 0:
+                models[0, low:high] = m
+                row = 1
+
+
+@jit
 def read(total, exponents, value, bites):
     """Write the sum as float32."""
     while True:

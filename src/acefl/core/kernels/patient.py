@@ -28,6 +28,11 @@ def expecting(exchanges: float) -> Iterator[None]:
         _expected.reset(token)
 
 
+def many_expected() -> bool:
+    """Whether so many exchanges are that compiled loops pay which save a few microseconds of each."""
+    return _expected.get() >= PATIENCE_LOSSLESS
+
+
 class Patient(Reference):
     """For short vectors: plain numpy, until there were so many exchanges that loading compiled kernels pays.
 
