@@ -49,6 +49,17 @@ def extend(prefix: int, part: int) -> int:
     return x ^ (x >> 31)
 
 
+def extend_each(prefixes: Array, parts: Array) -> Array:
+    """`extend` of each of these, as unsigned 64-bit integers."""
+    return _finalised((prefixes ^ parts.astype(np.int64).view(np.uint64)) + np.uint64(GOLDEN))
+
+
+def uniforms(keys: Array) -> list[float]:
+    """`uniform` of each of these."""
+    found: list[float] = (((keys >> _12).astype(np.float64) + 0.5) * 2.0**-52).tolist()
+    return found
+
+
 def uniform(key_: int) -> float:
     """A float in the open interval (0, 1) from a key: 52 bits, since with 53 the largest would round to 1."""
     return ((key_ >> 12) + 0.5) * 2.0**-52
@@ -104,7 +115,7 @@ def _finalised(x: Array) -> Array:
     return x
 
 
-_30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_12, _30, _27, _31 = np.uint64(12), np.uint64(30), np.uint64(27), np.uint64(31)
 _MUL_A_UNSIGNED, _MUL_B_UNSIGNED, _POSITIVE = np.uint64(MUL_A), np.uint64(MUL_B), np.uint64(0x7FFFFFFFFFFFFFFF)
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import NormalDist, fmean
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from acefl.core import rng as keyed
 from acefl.core.errors import InvalidInput, one_of, require
 from acefl.core.settings import replaced_settings
@@ -338,6 +340,18 @@ class Durations:
             return own[visit % len(own)]
         u = keyed.uniform(keyed.extend(self._keys[client], visit))
         return self._fixed + self._scale[client] * self._law(u, self._shape)
+
+    def each(self, clients: keyed.Array, visits: keyed.Array) -> keyed.Array:
+        """`of` for each of these."""
+        law, shape = self._law, self._shape
+        draws = keyed.uniforms(keyed.extend_each(np.array(self._keys, np.uint64)[clients], visits))
+        times = np.array(self._scale)[clients] * np.array([law(u, shape) for u in draws]) + self._fixed
+        for client, own in enumerate(self._in_turn):
+            if own is not None:
+                whose = clients == client
+                times[whose] = np.array(own)[visits[whose] % len(own)]
+        found: keyed.Array = times
+        return found
 
     def mean_rounded(self, client: int, rounding: Callable[[float], int]) -> float:
         """The mean of a client's rounded task times: its exact mean, plus what rounding changes at even quantiles."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from bisect import bisect
@@ -15,13 +14,13 @@ from acefl.core.state import snapshot
 from acefl.core.turns import Fits, Sent, Turns
 from acefl.core.types import Arrival, Event, Left, Lost, State, Vector
 from acefl.fleets.base import Fleet
+from acefl.fleets.in_flight import InFlight
 from acefl.fleets.lazy import LazyWork
 from acefl.fleets.scenario import Durations, Scenario, dropouts
 from acefl.rules.ace import ClientMemory
 from acefl.tasks.base import Task, client_names
 
 _WORK_STREAM, _IDLE_STREAM, _SAMPLE_STREAM = 11, 12, 13
-_Task = tuple[float, int, int, int]  # when it arrives, its id, the client, the model version: those in the heap
 _MOST_AHEAD = 64  # turns: each needs a model of its own for its client's next task
 
 
@@ -40,7 +39,7 @@ def simulated_fleet(task: Task, scenario: Scenario, seed: int, *, differences: b
 
 
 class SimulatedFleet(Fleet):
-    """A heap of tasks by finishing time. Ties break by sequence number, not by client."""
+    """Clients that are sent tasks, and arrive when these end."""
 
     def __init__(self, task: Task, scenario: Scenario, seed: int, memory: ClientMemory | None) -> None:
         self.durations = Durations(scenario, task.clients, seed, client_names(task))
@@ -58,8 +57,7 @@ class SimulatedFleet(Fleet):
         self._memory = memory
         # Whether who arrives is sent work at once, and nothing else is: then turns are known before they come.
         self._regular = self._all_busy and not self._ticks and not self._leavers and memory is None
-        self._ahead: tuple[list[_Task], list[float]] = [], []  # turns told by `ahead`, and when their clients are back
-        self._heap: list[_Task] = []
+        self._in_flight = InFlight(self.durations, self._keys)
         self._new = list(range(task.clients))  # never sent anything
         self._idle: list[int] = []  # back from work of an earlier round: of any, while nobody waits for the others
         self._back: list[int] = []  # back from work of this round
@@ -105,7 +103,7 @@ class SimulatedFleet(Fleet):
                 self._start(client, model, version)
             self._new.clear()
             self._idle.clear()
-        while len(self._heap) < self._slots and any(pools):
+        while len(self._in_flight) < self._slots and any(pools):
             sent.append(self._draw(pools))
             self._start(sent[-1], model, version)
         return sent
@@ -123,7 +121,7 @@ class SimulatedFleet(Fleet):
         when = self._due(client, visit)
         self._visits[client] += 1
         self._tasks += 1
-        heapq.heappush(self._heap, (when, task_id, client, version))
+        self._in_flight.push((when, task_id, client, version))
         self._work.add(task_id, client, keyed.extend(self._keys[client], visit), model, version, when)
 
     def _due(self, client: int, visit: int) -> float:
@@ -132,64 +130,54 @@ class SimulatedFleet(Fleet):
 
     def ahead(self, fits: Fits) -> Turns | None:
         """Arrivals that are computed, until one comes that is not: a client's next task at the earliest."""
-        if not self._regular or len(self._heap) < len(self._visits) or not self._work.batches:
+        table = self._in_flight.table(self._visits, self._tasks) if self._regular and self._work.batches else None
+        if table is None:
             return None
-        self._work.compute(self._heap[0][1])
-        heap, known, visits, duration = self._heap, self._work.known, self._visits, self.durations.of
-        tasks: list[_Task] = []
-        back: list[float] = []
-        soonest = math.inf
-        while heap and heap[0][0] <= soonest and heap[0][1] in known and len(tasks) < _MOST_AHEAD:
-            when, _, client, _ = task = heapq.heappop(heap)
-            due = when + duration(client, visits[client])
-            soonest = min(soonest, due)
-            tasks.append(task)
-            back.append(due)
-        count = len(tasks)
-        while count and not fits(count, tasks[count - 1][0]):
-            count -= 1
-        if count < 2:  # no fewer calls than `next`
-            self._put_back(tasks)
+        start, ids, known = table.place, table.ids, self._work.known
+        self._work.compute(ids[start])
+        stop, most = start, min(start + _MOST_AHEAD, len(ids))
+        while stop < most and ids[stop] in known:
+            stop += 1
+        while stop > start and not fits(stop - start, table.times[stop - 1]):
+            stop -= 1
+        if stop == start:
             return None
-        self._put_back(tasks[count:])
-        self._ahead = tasks[:count], back
-        times, ids, clients, versions = map(list, zip(*self._ahead[0], strict=True))
-        return Turns(clients, [known[task_id] for task_id in ids], versions, ids, times)
-
-    def _put_back(self, tasks: Sequence[_Task]) -> None:
-        for task in tasks:
-            heapq.heappush(self._heap, task)
+        clients, ids = table.clients[start:stop], ids[start:stop]
+        versions = [table.tasks[client][3] for client in clients]
+        return Turns(clients, [known[task_id] for task_id in ids], versions, ids, table.times[start:stop])
 
     def resume(self, sent: Sent) -> None:
-        (tasks, back), self._ahead = self._ahead, ([], [])
         count, first = len(sent.versions), self._tasks
-        self._put_back(tasks[count:])
-        clients, keys = [], []
-        for (_, task_id, client, _), due, version in zip(tasks[:count], back[:count], sent.versions, strict=True):
-            del self._work.known[task_id]
-            clients.append(client)
-            keys.append(keyed.extend(self._keys[client], self._visits[client]))
+        table = self._in_flight.table(self._visits, first)
+        assert table is not None, "turns are taken from a timetable"
+        turns = slice(table.place, table.place + count)
+        clients, dues, known = table.clients[turns], table.dues[turns], self._work.known
+        for task_id, done, client, due, version in zip(
+            range(first, first + count), table.ids[turns], clients, dues, sent.versions, strict=True
+        ):
+            del known[done]
+            table.tasks[client] = due, task_id, client, version
             self._visits[client] += 1
             self._uploads[client] += 1
-            heapq.heappush(self._heap, (due, self._tasks, client, version))
-            self._tasks += 1
         if count:
-            self._work.add_many(range(first, self._tasks), back[:count], clients, keys, sent)
-            self.now, self._version = tasks[count - 1][0], sent.versions[-1]
+            self._tasks += count
+            self._work.add_many(range(first, self._tasks), dues, clients, table.keys[turns], sent)
+            table.place += count
+            self.now, self._version = table.times[table.place - 1], sent.versions[-1]
         if sent.held:
             self.known_finite(self._finish())
 
     def next(self) -> list[Event]:
         if self._departures:
             return self._report_departures()
-        if not self._heap:
+        if not len(self._in_flight):
             raise self._nothing_in_flight()
         if not self._ticks:
             return [self._finish()]
-        self.now = max(self.now + 1.0, float(math.ceil(self._heap[0][0])))
+        self.now = max(self.now + 1.0, float(math.ceil(self._in_flight.soonest)))
         end = self.now
         arrived: list[Event] = []
-        while self._heap and self._heap[0][0] <= end:
+        while len(self._in_flight) and self._in_flight.soonest <= end:
             arrived.append(self._finish())
         self.now = end
         return arrived
@@ -205,7 +193,7 @@ class SimulatedFleet(Fleet):
         )
 
     def _finish(self) -> Arrival:
-        when, task_id, client, trained_on = heapq.heappop(self._heap)
+        when, task_id, client, trained_on = self._in_flight.pop()
         self.now = when
         self._back.append(client)
         self._uploads[client] += 1
@@ -221,7 +209,7 @@ class SimulatedFleet(Fleet):
 
     def versions_out(self) -> set[int]:
         """Versions of the model that updates may still come from."""
-        return {version for _, _, _, version in self._heap}
+        return {version for _, _, _, version in self._in_flight.tasks}
 
     def drop(self, clients: Iterable[int]) -> None:
         """These clients are gone at once: what they are working on is lost, and they get no work until they rejoin.
@@ -230,7 +218,7 @@ class SimulatedFleet(Fleet):
         """
         leaving = set(clients) - self._gone
         self._gone |= leaving
-        for _, task_id, client, _ in sorted(self._heap):
+        for _, task_id, client, _ in sorted(self._in_flight.tasks):
             if client in leaving:
                 self._work.drop(task_id)
                 self._uploads[client] += 1
@@ -241,7 +229,7 @@ class SimulatedFleet(Fleet):
                 self._tasks += 1
         reported = {event.client for event in self._departures}
         self._departures += [Left(client) for client in sorted(leaving - reported)]
-        self._heap = sorted(entry for entry in self._heap if entry[2] not in leaving)  # a sorted list is a heap
+        self._in_flight.tasks = [task for task in self._in_flight.tasks if task[2] not in leaving]
         self._new = [client for client in self._new if client not in leaving]
         self._idle = [client for client in self._idle if client not in leaving]
         self._back = [client for client in self._back if client not in leaving]
@@ -255,7 +243,7 @@ class SimulatedFleet(Fleet):
     def state_dict(self) -> State:
         return {
             "now": self.now,
-            "heap": [list(entry) for entry in self._heap],
+            "heap": [list(task) for task in self._in_flight.tasks],
             "new": list(self._new),
             "idle": list(self._idle),
             "back": list(self._back),
@@ -273,7 +261,7 @@ class SimulatedFleet(Fleet):
 
     def load_state_dict(self, state: State) -> None:
         self.now = float(state["now"])
-        self._heap = [(float(when), int(t), int(client), int(version)) for when, t, client, version in state["heap"]]
+        self._in_flight.tasks = [(float(when), int(t), int(client), int(v)) for when, t, client, v in state["heap"]]
         self._new, self._idle, self._back = (list(state[name]) for name in ("new", "idle", "back"))
         self._visits, self._uploads = list(state["visits"]), list(state["uploads"])
         self._gone = set(state["gone"])
@@ -310,7 +298,7 @@ class VisitingFleet(SimulatedFleet):
         sent = []
         while self._tasks < len(self._came):
             client, start, _ = self._came[self._tasks]
-            if self._heap and self._heap[0][0] <= start:
+            if len(self._in_flight) and self._in_flight.soonest <= start:
                 break
             self._start(client, model, version)
             sent.append(client)
