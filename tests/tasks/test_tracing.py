@@ -67,6 +67,16 @@ def test_what_depends_on_the_number_otherwise_than_by_shapes_has_no_such_graph()
         traced_for_any_number(lambda x: x / len(x) ** 2, torch.ones(2, 4))
     with pytest.raises(ValueError, match="depend on the number of models"):
         traced_for_any_number(lambda x: x if len(x) < 4 else 2 * x, torch.ones(2, 4))
+    with pytest.raises(ValueError, match="depend on the number of models"):
+        traced_for_any_number(lambda x: x + torch.tensor(float(len(x))), torch.ones(2, 4))
+
+
+def test_tensors_may_be_given_by_name() -> None:
+    graph = traced_for_any_number(
+        lambda x, y: torch.ops.aten.clamp.Tensor(x, min=y), torch.ones(2, 4), torch.ones(2, 4)
+    )
+    x, y = torch.randn(7, 4), torch.randn(7, 4)
+    assert torch.equal(graph(x, y), x.maximum(y))
 
 
 def test_what_is_returned_may_be_written_to() -> None:

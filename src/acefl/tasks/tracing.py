@@ -54,6 +54,8 @@ def traced_for_any_number(function: Callable[..., Any], *examples: torch.Tensor)
         if isinstance(own, list | tuple):
             _same(len(own), len(other))
             return type(own)(map(merged, own, other))
+        if isinstance(own, dict):
+            return {key: merged(value, other[key]) for key, value in own.items()}
         if isinstance(own, Node):
             _same(own.name, other.name)
             return own
@@ -66,9 +68,10 @@ def traced_for_any_number(function: Callable[..., Any], *examples: torch.Tensor)
     pairs = zip([node for node in graph.nodes if node is not rows], others, strict=True)
     for node, other in pairs:
         _same((node.op, node.name, str(node.target)), (other.op, other.name, str(other.target)))
-        _same(node.kwargs, other.kwargs)
+        if node.op == "get_attr":
+            _same(torch.equal(getattr(few, str(node.target)), getattr(more, str(node.target))), True)
         with graph.inserting_before(node):
-            node.args = merged(node.args, other.args)
+            node.args, node.kwargs = merged(node.args, other.args), merged(node.kwargs, other.kwargs)
         node.meta.clear()
     rows.meta.clear()
     few.recompile()
@@ -82,7 +85,7 @@ def repeated(example: torch.Tensor, rows: int) -> torch.Tensor:
 
 def _same(own: object, other: object) -> None:
     if own != other:
-        raise ValueError(f"operations depend on the number of models otherwise than by shapes ({own}, {other})")
+        raise ValueError(f"operations depend on the number of models otherwise than by shapes ({own}, not {other})")
 
 
 def is_on() -> bool:
