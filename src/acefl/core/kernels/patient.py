@@ -29,7 +29,7 @@ def expecting(exchanges: float) -> Iterator[None]:
 
 
 def many_expected() -> bool:
-    """Whether so many exchanges are that compiled loops pay which save a few microseconds of each."""
+    """Whether compiled loops will pay that save a few microseconds of each exchange."""
     return _expected.get() >= PATIENCE_LOSSLESS
 
 
