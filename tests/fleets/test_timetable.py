@@ -100,9 +100,10 @@ def test_tasks_in_flight_are_a_heap_whatever_was_foreseen(name: str, data: st.Da
                     task[1],
                     task[0],
                 )
-                table.tasks[task[2]] = next_of(task)
-                heapq.heappush(heap, table.tasks[task[2]])
-                table.place += 1
+                task = next_of(task)
+                table.advance([task[3]])
+                assert table.tasks[task[2]] == task
+                heapq.heappush(heap, task)
         elif action in ("one", "pop") and heap:
             assert own.soonest == heap[0][0]
             task = heapq.heappop(heap)

@@ -59,15 +59,14 @@ class InFlight:
     def push(self, task: Task) -> None:
         table = self._table
         if table is not None and self._out and table.clients[table.place] == task[2]:
-            table.tasks[task[2]] = task  # as the timetable has it
-            table.place += 1
+            table.advance([task[3]])  # its time and its id are in the timetable
             self._out = 0
         else:
             heapq.heappush(self._to_heap(), task)
 
     def table(self, visits: Sequence[int], first: int) -> Timetable | None:
         """What comes next, if every client is at work and is sent the next task as soon as it is back: the ids of these
-        begin with `first`. Who has taken turns from it says so by `place` and `tasks`. None: it cannot be told."""
+        begin with `first`. Who has taken turns from it calls its `advance`. None: it cannot be told."""
         if self._out or len(self) < len(self._keys):
             return None
         if self._table is None or not len(self._table):

@@ -147,23 +147,18 @@ class SimulatedFleet(Fleet):
         return Turns(clients, [known[task_id] for task_id in ids], versions, ids, table.times[start:stop])
 
     def resume(self, sent: Sent) -> None:
-        count, first = len(sent.versions), self._tasks
-        table = self._in_flight.table(self._visits, first)
+        table = self._in_flight.table(self._visits, self._tasks)
         assert table is not None, "turns are taken from a timetable"
-        turns = slice(table.place, table.place + count)
-        clients, dues, known = table.clients[turns], table.dues[turns], self._work.known
-        for task_id, done, client, due, version in zip(
-            range(first, first + count), table.ids[turns], clients, dues, sent.versions, strict=True
-        ):
-            del known[done]
-            table.tasks[client] = due, task_id, client, version
+        came = table.advance(sent.versions)
+        clients, known = table.clients[came], self._work.known
+        for task_id, client in zip(table.ids[came], clients, strict=True):
+            del known[task_id]
             self._visits[client] += 1
             self._uploads[client] += 1
-        if count:
-            self._tasks += count
-            self._work.add_many(range(first, self._tasks), dues, clients, table.keys[turns], sent)
-            table.place += count
-            self.now, self._version = table.times[table.place - 1], sent.versions[-1]
+        if clients:
+            first, self._tasks = self._tasks, self._tasks + len(clients)
+            self._work.add_many(range(first, self._tasks), table.dues[came], clients, table.keys[came], sent)
+            self.now, self._version = table.times[came][-1], sent.versions[-1]
         if sent.held:
             self.known_finite(self._finish())
 

@@ -41,8 +41,8 @@ class Timetable:
         keys: keyed.Array,
         count: int,
     ) -> None:
-        self.tasks = sorted(tasks, key=lambda task: task[2])  # by client; what each is at work on as turns are taken
-        self.place = 0
+        self.tasks = sorted(tasks, key=lambda task: task[2])  # what each client is at work on at `place`
+        self.place, self._first = 0, first
         ends, owner, number = self._ends(visits, durations, count)
         last = np.flatnonzero(np.append(owner[1:] != owner[:-1], True))
         sure = np.flatnonzero(ends < ends[last].min())  # later ones may have others before them
@@ -50,7 +50,7 @@ class Timetable:
         order = sure[np.argsort(ends[sure], kind="stable")]
         place[order] = np.arange(len(order))
         first_ids = np.array([task[1] for task in self.tasks])
-        order = order[: self._untangled(order, ends, place, number, owner, first_ids - first)]
+        order = order[: self._break_ties(order, ends, place, number, owner, first_ids - first)]
         client, visit = owner[order], number[order]
         ids = np.where(visit == 0, first_ids[client], first + place[order - 1])
         self.clients: list[int] = client.tolist()
@@ -63,10 +63,19 @@ class Timetable:
         """Arrivals that are still to come."""
         return len(self.times) - self.place
 
+    def advance(self, versions: Sequence[int]) -> slice:
+        """The next clients have arrived and been sent these versions of the model: the entries of their arrivals."""
+        came = slice(self.place, self.place + len(versions))
+        ids = range(self._first + came.start, self._first + came.stop)
+        for client, due, task_id, version in zip(self.clients[came], self.dues[came], ids, versions, strict=True):
+            self.tasks[client] = due, task_id, client, version
+        self.place = came.stop
+        return came
+
     def _ends(
         self, visits: Sequence[int], durations: Durations, count: int
     ) -> tuple[keyed.Array, keyed.Array, keyed.Array]:
-        """When tasks end, those of one client after those of another: also whose they are, and the how manieth."""
+        """When tasks end, client after client; whose they are, and their places among that client's."""
         share = count / math.fsum(1.0 / mean for mean in durations.mean)
         expected = share / np.array(durations.mean)
         counts = (expected + 2.0 * np.sqrt(expected)).astype(np.int64) + 3  # with the task that is under way
@@ -80,7 +89,7 @@ class Timetable:
         return ends, owner, number
 
     @staticmethod
-    def _untangled(
+    def _break_ties(
         order: keyed.Array,
         ends: keyed.Array,
         place: keyed.Array,

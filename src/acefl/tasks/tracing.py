@@ -85,7 +85,7 @@ def repeated(example: torch.Tensor, rows: int) -> torch.Tensor:
 
 def _same(own: object, other: object) -> None:
     if own != other:
-        raise ValueError(f"operations depend on the number of models otherwise than by shapes ({own}, not {other})")
+        raise ValueError("operations depend on the number of models otherwise than by shapes")
 
 
 def is_on() -> bool:
