@@ -3,7 +3,8 @@
 Random data of the real shapes (gradients cost the same), 100 clients, minibatches of 50; two evaluations are in the
 time and compiling is not. `event`: every client on a version of its own, speeds 30 apart. `one version`: clock tick
 with a mean delay of 5, so that some twenty clients start from each model. `--warm` compiles all that is needed in
-processes beside each other, into torch's cache, and times nothing. The record keeps the rows of other cases.
+processes beside each other, into torch's cache, and times nothing. Cases get ready beside each other too, and are timed
+one after another. The record keeps the rows of other cases.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.synchronize import Barrier, Lock
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from torch import nn
 
 from acefl import ACE, ASGD, Scenario, Stop, simulate
 from acefl.core.rule import Method
+from acefl.tasks.cifar import normaliser
 from acefl.tasks.compute import Replayed
 from acefl.tasks.torch_task import TorchTask
 from acefl.tasks.vision import resnet18, small_cnn
@@ -31,6 +34,8 @@ from benchmarks.common import RESULTS, report
 CLIENTS, EAGER, TURNS = 100, 100, 3
 EVENT, ONE_VERSION = Scenario(spread=30.0), Scenario(clock="tick", delay=5.0)
 LARGE = {"bf16": True, "channels_last": True}
+_all_ready: Barrier
+_alone: Lock
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ def images(model: nn.Module, batch: int = 50, **options: Any) -> TorchTask:
         data,
         batch=batch,
         device="cuda",
-        prepare=lambda x: x.float().div(255.0),
+        prepare=normaliser("cuda"),
         **options,
     )
 
@@ -106,38 +111,53 @@ def eager(task: TorchTask, arrivals: int) -> None:
 
 
 def milliseconds(job: Callable[[], None], arrivals: int) -> float:
-    """Of one arrival, the median of some turns; one untimed turn first."""
+    """Of one arrival, the median of some turns."""
     times = []
-    for turn in range(TURNS + 1):
+    for _ in range(TURNS):
         torch.cuda.synchronize()
         began = time.perf_counter()
         job()
         torch.cuda.synchronize()
-        if turn:
-            times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - began)
     return 1e3 * statistics.median(times) / arrivals
 
 
-def measured(name: str, case: Case) -> dict[str, Any]:
+def measured(name: str) -> dict[str, Any]:
+    """A case's row: an untimed turn of everything, then, when all cases are as far, the timed ones."""
+    torch.manual_seed(0)
+    case, began = CASES[name], time.perf_counter()
     task = case.make()
     ran = task.for_run(0)
-    row = {"case": name, "strategy": ran.compute.name, "at once": ran.batch_limit, "numbers": len(task._net)}
-    row["eager ms"] = milliseconds(lambda: eager(task, EAGER), EAGER)
+    jobs = {"eager": (lambda: eager(task, EAGER), EAGER)}
     for how, scenario in (("event", EVENT), ("one version", ONE_VERSION)):
         for method in (ASGD(), ACE(home="device")) if how == "event" else (ACE(home="device"),):
-            took = milliseconds(lambda s=scenario, m=method: run(task, m, s, case.arrivals), case.arrivals)
-            row[f"{type(method).__name__} {how} ms"] = took
-    return row
+            job = lambda s=scenario, m=method: run(task, m, s, case.arrivals)  # noqa: E731
+            jobs[f"{type(method).__name__} {how}"] = (job, case.arrivals)
+    for job, _ in jobs.values():
+        job()
+    print(f"{name}: ready after {time.perf_counter() - began:.0f} s", flush=True)
+    _all_ready.wait()
+    with _alone:
+        took = {f"{what} ms": milliseconds(job, arrivals) for what, (job, arrivals) in jobs.items()}
+    return {"case": name, "strategy": ran.compute.name, "at once": ran.batch_limit, "numbers": len(task._net), **took}
+
+
+def _share(all_ready: Barrier, alone: Lock) -> None:
+    global _all_ready, _alone
+    _all_ready, _alone = all_ready, alone
 
 
 def compiled(name: str, shared: bool, clients: int) -> None:
     """What so many clients' gradients compile to, for torch's cache."""
+    began = time.perf_counter()
     task = CASES[name].make()
     assert isinstance(task.compute, Replayed)
     way = task._shared_compiled if shared else task.compute.compiled()
     assert way is not None
     some = list(range(clients))
     way(task.initial().repeat(1 if shared else clients, 1), some, some)
+    took = time.perf_counter() - began
+    print(f"{name}: {clients} on {'one version' if shared else 'their own'} compiled after {took:.0f} s", flush=True)
 
 
 def targets(row: dict[str, Any], case: Case) -> list[dict[str, Any]]:
@@ -159,14 +179,15 @@ def main() -> None:
     parser.add_argument("--case", choices=CASES, nargs="+", default=list(CASES))
     parser.add_argument("--warm", action="store_true")
     given = parser.parse_args()
-    torch.manual_seed(0)
+    context = multiprocessing.get_context("spawn")
     if given.warm:
         jobs = [(name, False, size) for name in given.case for size in CASES[name].sizes]
         jobs += [(name, True, size) for name in given.case for size in CASES[name].shared]
-        with multiprocessing.get_context("spawn").Pool(len(jobs)) as pool:
+        with context.Pool(len(jobs)) as pool:
             pool.starmap(compiled, jobs, chunksize=1)
         return
-    rows = [measured(name, CASES[name]) for name in given.case]
+    with context.Pool(len(given.case), _share, (context.Barrier(len(given.case)), context.Lock())) as pool:
+        rows = pool.map(measured, given.case, chunksize=1)
     path = RESULTS / "gpu_simulator.json"
     known = json.loads(path.read_text())["rows"] if path.exists() else []
     rows = [row for row in known if row["case"] in CASES and row["case"] not in given.case] + rows

@@ -161,6 +161,7 @@ STAGES: dict[str, tuple[str, dict[str, Any], Wanted]] = {
     "all-images": ("cifar10-main", {"seeds": (0, 1, 2)}, _hard_main),
     "hard-corner-cnn": ("cifar100-heatmap", {"seeds": (0, 1, 2, 3, 4)} | CNN, _hard_corner),
     "extended-late-cnn": ("cifar10-extended", {"seeds": (0, 1, 2)} | CNN, _cells(0.1, 30.0)),
+    "extended-soon-cnn": ("cifar10-extended", {"seeds": (0, 1, 2)} | CNN, _cells(0.1, 5.0)),
     "tau-cnn": ("dropout", {"seeds": (0, 1, 2)} | CNN, _ablation),
     "amp": ("amplification", {"form": "tuned", "seeds": tuple(range(10))} | CNN, EVERYTHING),
     "news": ("news20-table", {"seeds": (0, 1, 2, 3, 4)} | NEWS, _small_news("adamw", "tick")),
@@ -171,7 +172,10 @@ STAGES: dict[str, tuple[str, dict[str, Any], Wanted]] = {
 
 
 ALL_IMAGES = {"cifar10": "cifar10-npm", "cifar100": "cifar100-all"}  # folders of all 50,000 training images
-ON_ALL_IMAGES = {"quant-cnn", "quant-cnn-even", "all-images", "hard-corner-cnn", "extended-late-cnn", "tau-cnn"}
+ON_ALL_IMAGES = {
+    *("quant-cnn", "quant-cnn-even", "all-images", "hard-corner-cnn"),
+    *("extended-late-cnn", "extended-soon-cnn", "tau-cnn"),
+}
 HOW = ("task.compute", "task.compile")  # settings that change a run within rounding alone
 
 
@@ -231,6 +235,7 @@ def plan(
         found = {key: str(path) for key, path in needed.items()}
         request = recipe.request(device=device, **{**found, **settings, **sizes})
         entries = [entry for entry in recipe.plan(request) if wanted(dict(entry.labels))]
+        entries.sort(key=lambda entry: entry.settings.get("task.alpha", 0.0))
         by_seed = [
             replace(entry, seeds=(seed,), settings={**entry.settings, **_computed(entry, how or {})})
             for seed in request.seeds

@@ -202,3 +202,30 @@ def test_what_a_gpu_compiles_has_its_constants(tmp_path: Path, monkeypatch: pyte
     call = inductor._in_process(tracing.traced(function, torch.randn(3)), [torch.randn(3)])
     for x in (torch.randn(3), torch.randn(3)):
         torch.testing.assert_close(call([x]), function(x)[0])
+
+
+def test_what_a_gpu_compiles_is_compiled_once_for_the_same_operations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With whatever constants: tasks of one study differ in data and first models alone."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    import torch._inductor
+
+    monkeypatch.setattr(inductor, "_made", {})
+    compiled: list[int] = []
+    usual = torch._inductor.standalone_compile
+
+    def counted(*given: Any, **options: Any) -> Any:
+        compiled.append(1)
+        return usual(*given, **options)
+
+    monkeypatch.setattr(torch._inductor, "standalone_compile", counted)
+    for kept in (torch.randn(3), torch.randn(3), torch.randn(4)):
+        x = torch.randn_like(kept)
+        call = inductor._in_process(tracing.traced(_scaled_by(kept), x), [x])
+        torch.testing.assert_close(call([x]), x * kept)
+    assert len(compiled) == 2
+
+
+def _scaled_by(kept: torch.Tensor) -> Callable[[torch.Tensor], tuple[torch.Tensor]]:
+    return lambda x: (x * kept,)

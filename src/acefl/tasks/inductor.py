@@ -52,15 +52,21 @@ def compiled(
     return run
 
 
+_made: dict[tuple[Any, ...], Any] = {}  # on a GPU, by operations and shapes: a study builds a task for every split
+
+
 def _in_process(graph: GraphModule, examples: Sequence[torch.Tensor]) -> Callable[[list[torch.Tensor]], torch.Tensor]:
     """Compiled for as long as this process lives. Frozen weights are arguments, or the compiler would read them all."""
-    with _quiet():
-        import torch._inductor as inductor
+    _without_shapes(graph)
+    constants = _constants_as_arguments(graph)
+    key = graph.code, *((t.shape, t.stride(), t.dtype, t.device) for t in (*constants, *examples))
+    if key not in _made:
+        with _quiet():
+            import torch._inductor as inductor
 
-        _without_shapes(graph)
-        constants = _constants_as_arguments(graph)
-        given: Any = [*constants, *examples]
-        made: Any = inductor.standalone_compile(graph, given, dynamic_shapes="from_example_inputs")
+            given: Any = [*constants, *examples]
+            _made[key] = inductor.standalone_compile(graph, given, dynamic_shapes="from_example_inputs")
+    made = _made[key]
 
     def run(given: list[torch.Tensor]) -> torch.Tensor:
         with torch.no_grad():
