@@ -29,6 +29,7 @@ from acefl.table import Accumulator, Table
 from benchmarks.common import median_ratio, report
 
 DIM, TURNS, ROWS = 11_200_000, 21, 3
+COPIED = 8  # bytes per number that a copy reads and writes
 FILE_DIM, FEW, MANY = 1_200_000, 100, 10_000
 
 
@@ -65,6 +66,11 @@ def rested(jobs: Mapping[str, Callable[[], Any]], turns: int) -> dict[str, list[
 
 def figure(what: str, value: float, unit: str) -> dict[str, Any]:
     return {"what": what, "value": value, "unit": unit}
+
+
+def moved(encoding: str) -> float:
+    """Bytes per parameter of an arrival: the update is read; the row, the sum and the model are read and written."""
+    return 4 + 2 * (Layout(encoding, DIM).row_bytes / DIM + 4 + 4)
 
 
 def arrivals() -> tuple[list[dict[str, Any]], dict[str, float]]:
@@ -112,6 +118,8 @@ def arrivals() -> tuple[list[dict[str, Any]], dict[str, float]]:
         if name != "copy":
             rows.append(figure(f"{name}, best against best", best[name], "copies"))
             rows.append(figure(f"{name}, median of turns", median_ratio(times, seconds["copy"]), "copies"))
+        if name in ENCODINGS:
+            rows.append(figure(f"{name}, bytes read and written", moved(name) / COPIED, "copies"))
     return rows, best
 
 
