@@ -102,11 +102,13 @@ def run(task: TorchTask, method: Method, scenario: Scenario, arrivals: int) -> N
 def eager(task: TorchTask, arrivals: int) -> None:
     """Plain PyTorch: draw a minibatch, forward, backward, flatten; one client after another."""
     parameters = task._net.parameters
-    offsets = task._offsets.tolist()
+    offsets = task._data.offsets.tolist()
     for arrival in range(arrivals):
         client = arrival % CLIENTS
         draw = torch.randint(task.samples[client], (task._batch,), device="cuda") + offsets[client]
-        loss = task._loss(task._output(task._inputs[draw], task._targets[draw]), task._targets[draw])
+        loss = task._model.loss(
+            task._model.output(task._data.inputs[draw], task._data.targets[draw]), task._data.targets[draw]
+        )
         torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)])
 
 
@@ -152,7 +154,7 @@ def compiled(name: str, shared: bool, clients: int) -> None:
     began = time.perf_counter()
     task = CASES[name].make()
     assert isinstance(task.compute, Replayed)
-    way = task._shared_compiled if shared else task.compute.compiled()
+    way = task._strategies.shared_compiled if shared else task.compute.compiled()
     assert way is not None
     some = list(range(clients))
     way(task.initial().repeat(1 if shared else clients, 1), some, some)

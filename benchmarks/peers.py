@@ -123,15 +123,15 @@ def save_digits(path: Path) -> None:
     task = tasks.digits(clients=CLIENTS, model="mlp", batch=BATCH)
     chance = np.random.default_rng(0)
     rows = []
-    for first, count in zip(task._offsets.tolist(), task.samples, strict=True):
+    for first, count in zip(task._data.offsets.tolist(), task.samples, strict=True):
         own = np.arange(first, first + count)
         rows.append(np.concatenate([own, chance.choice(own, max(0, BATCH - count))]))
     assert task._test is not None
     chosen = np.concatenate(rows)
     np.savez(
         path,
-        train_x=task._inputs.numpy()[chosen],
-        train_y=task._targets.numpy()[chosen],
+        train_x=task._data.inputs.numpy()[chosen],
+        train_y=task._data.targets.numpy()[chosen],
         counts=[len(own) for own in rows],
         test_x=task._test.inputs.numpy(),
         test_y=task._test.targets.numpy(),

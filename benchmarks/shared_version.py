@@ -25,11 +25,11 @@ def measured(model: str, clients: int, calls: int) -> dict[str, object]:
     task = task_of(model)
 
     def loss(flat: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return task._functional_loss(flat, inputs, targets)
+        return task._model.functional(flat, inputs, targets)
 
     one = task.initial()
     stacked = one.repeat(clients, 1)
-    drawn = task._draw(list(range(clients)), list(range(clients)))
+    drawn = task._data.draw(list(range(clients)), list(range(clients)))
     with torch.no_grad():
         each = tracing.traced(vmap(grad(loss)), stacked, *drawn)
         together = tracing.traced(vmap(grad(loss), in_dims=(None, 0, 0)), one, *drawn)

@@ -63,8 +63,8 @@ def bare(task: tasks.TorchTask, gradients: int) -> torch.Tensor:
     began = clocks()
     for number in range(gradients):
         client = number % task.clients
-        rows = torch.randint(task.samples[client], (BATCH,)) + int(task._offsets[client])
-        found = torch.autograd.grad(loss(module(task._inputs[rows]), task._targets[rows]), parameters)
+        rows = torch.randint(task.samples[client], (BATCH,)) + int(task._data.offsets[client])
+        found = torch.autograd.grad(loss(module(task._data.inputs[rows]), task._data.targets[rows]), parameters)
         torch.cat([part.reshape(-1) for part in found])
     return (clocks() - began) / gradients
 

@@ -27,12 +27,12 @@ def simulator(task: tasks.TorchTask, rule: Method) -> None:
 
 def bare(task: tasks.TorchTask) -> None:
     """Plain PyTorch as anybody would write it: draw a minibatch, forward, backward, flatten."""
-    module, loss = task.module(task.initial()).train(), task._loss
+    module, loss = task.module(task.initial()).train(), task._model.loss
     parameters = list(module.parameters())
     for arrival in range(ARRIVALS):
         client = arrival % task.clients
-        draw = torch.randint(task.samples[client], (task._batch,)) + int(task._offsets[client])
-        gradients = torch.autograd.grad(loss(module(task._inputs[draw]), task._targets[draw]), parameters)
+        draw = torch.randint(task.samples[client], (task._batch,)) + int(task._data.offsets[client])
+        gradients = torch.autograd.grad(loss(module(task._data.inputs[draw]), task._data.targets[draw]), parameters)
         torch.cat([g.reshape(-1) for g in gradients])
 
 

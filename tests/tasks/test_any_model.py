@@ -73,7 +73,7 @@ def adapter(model: nn.Module, **settings: Any) -> nn.Module:
 
 def gradient_by_hand(task: TorchTask, model: nn.Module, client: int, key: int) -> torch.Tensor:
     """What transformers' own loss gives on the task's minibatch."""
-    inputs, targets = task._draw([client], [key])
+    inputs, targets = task._data.draw([client], [key])
     model.train()
     model.zero_grad()
     model(**{name: values[0] for name, values in inputs.items()}, labels=targets[0]).loss.backward()  # type: ignore[attr-defined]
@@ -133,7 +133,7 @@ def test_a_loss_that_only_the_model_knows_is_asked_of_it() -> None:
     torch.manual_seed(0)
     model, data = OddLoss(), [(torch.randn(n, 4), torch.randint(CLASSES, (n,))) for n in (7, 5)]
     task = TorchTask(model, None, data, test=data[0], batch=4)
-    inputs, targets = task._draw([1], [9])
+    inputs, targets = task._data.draw([1], [9])
     model(inputs[0], labels=targets[0]).loss.backward()  # type: ignore[index]
     assert model.head.weight.grad is not None
     assert model.head.bias.grad is not None
@@ -166,7 +166,7 @@ def test_a_frozen_backbone_stays_and_may_be_of_any_precision() -> None:
     task = TorchTask(model, nn.CrossEntropyLoss(), data, batch=4)
     assert len(task.initial()) == 8 * CLASSES + CLASSES
     assert task.describe()["trained"] == len(task.initial())
-    inputs, targets = task._draw([0], [1])
+    inputs, targets = task._data.draw([0], [1])
     expected = torch.autograd.grad(F.cross_entropy(model.eval()(inputs[0]), targets[0]), [*model.head.parameters()])  # type: ignore[index]
     update = task.updates(task.initial().unsqueeze(0), [0], [1])[0]
     torch.testing.assert_close(update, torch.cat([g.flatten() for g in expected]), rtol=1e-2, atol=2e-3)
@@ -263,10 +263,10 @@ def test_every_form_of_data_gives_the_same_task() -> None:
             "iterable": linear([iter([*own]) for own in tensors]),
         }
     for form, task in others.items():
-        assert task._inputs.dtype == torch.float32, form
-        assert torch.equal(task._inputs, expected._inputs), form  # type: ignore[arg-type]
-        assert torch.equal(task._targets, expected._targets), form
-        assert task._targets.dtype == torch.int64, form
+        assert task._data.inputs.dtype == torch.float32, form
+        assert torch.equal(task._data.inputs, expected._data.inputs), form  # type: ignore[arg-type]
+        assert torch.equal(task._data.targets, expected._data.targets), form
+        assert task._data.targets.dtype == torch.int64, form
 
 
 def test_rows_of_different_lengths_are_padded_to_one_by_collate() -> None:
@@ -283,7 +283,7 @@ def test_rows_of_different_lengths_are_padded_to_one_by_collate() -> None:
             return super().forward(input_ids.float())
 
     task = TorchTask(Counts(5, 2), nn.CrossEntropyLoss(), rows, collate=pad)
-    assert task._inputs["input_ids"].sum(1).tolist() == [2, 3, 5]  # type: ignore[index]
+    assert task._data.inputs["input_ids"].sum(1).tolist() == [2, 3, 5]  # type: ignore[index]
     assert task.samples == [2, 1]
 
 

@@ -50,7 +50,7 @@ def test_with_one_client_they_are_what_torch_keeps_with_lr_as_momentum(make: Cal
     theirs = make().train()
     optimizer = torch.optim.SGD(theirs.parameters(), lr=LR)
     for key in range(7):
-        inputs, targets = task._draw([0], [key])
+        inputs, targets = task._data.draw([0], [key])
         assert isinstance(inputs, torch.Tensor)
         model = model - LR * task.updates(model.unsqueeze(0), [0], [key])[0]
         loss = nn.CrossEntropyLoss()(theirs(inputs[0]), targets[0])

@@ -55,7 +55,7 @@ def test_the_gradient_is_that_of_separate_changes_of_format_and_precision(name: 
     torch.manual_seed(0)
     task = task_of(MODELS[name](), bf16=bf16, compute="one-by-one")
     model = task.initial()
-    images, targets = task._draw([1], [7])
+    images, targets = task._data.draw([1], [7])
 
     def plain(flat: torch.Tensor) -> torch.Tensor:
         """As a person would write it."""
@@ -66,7 +66,7 @@ def test_the_gradient_is_that_of_separate_changes_of_format_and_precision(name: 
             output = functional_call(task._net.module, dict(zip(task._net.names, views, strict=True)), inputs)
         return F.cross_entropy(output.float(), targets[0])
 
-    found = grad(task._functional_loss)(model, images[0], targets[0])
+    found = grad(task._model.functional)(model, images[0], targets[0])
     assert found.dtype == torch.float32
     rounding = 1e-6 if name == "standardised" else 0.0  # its weight keeps its format, so its sums have another order
     torch.testing.assert_close(found, grad(plain)(model), rtol=0, atol=rounding)
@@ -89,11 +89,11 @@ def test_channels_last_excludes_stacking() -> None:
 def test_traced_for_a_compiler_parameters_are_not_written_one_by_one_and_the_gradient_stays() -> None:
     """Each write into a part of the flat gradient would cost a compiler a copy of the whole."""
     of = task_of(MODELS["group"]())
-    inputs, targets = of._draw([0], [5])
-    gradient = gradient_of(of._functional_loss)
+    inputs, targets = of._data.draw([0], [5])
+    gradient = gradient_of(of._model.functional)
     graph = tracing.traced(lambda m, x, y: gradient(m, x, y), of.initial(), inputs[0], targets[0])
     writes = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     assert len(writes) < len(of._net.names) / 10
     torch.testing.assert_close(
-        graph(of.initial(), inputs[0], targets[0]), of._gradient(of.initial(), inputs[0], targets[0])
+        graph(of.initial(), inputs[0], targets[0]), of._model.gradient(of.initial(), inputs[0], targets[0])
     )

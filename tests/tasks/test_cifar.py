@@ -127,7 +127,7 @@ def test_validation_images_belong_to_no_client(binary: Path) -> None:
     assert sum(task.samples) == 54
     held_out = task._test.inputs
     assert len(held_out) == 6
-    own = {bytes(x.numpy()) for x in task._inputs}
+    own = {bytes(x.numpy()) for x in task._data.inputs}
     assert not own & {bytes(x.numpy()) for x in held_out}
 
 

@@ -112,8 +112,8 @@ def test_a_library_is_of_these_operations_shapes_constants_and_threads() -> None
 def test_compiled_gradients_follow_data_that_are_exchanged(instead: None) -> None:
     task = small()
     compiled = task.for_run(0, True)
-    models, true = task.initial().repeat(CLIENTS, 1), task._targets
-    task._targets = 2 - true
+    models, true = task.initial().repeat(CLIENTS, 1), task._data.targets
+    task._data.targets = 2 - true
     whom = list(range(CLIENTS)), [keyed.key(8, k) for k in range(CLIENTS)]
     torch.testing.assert_close(compiled.updates(models, *whom), task.updates(models, *whom))
 

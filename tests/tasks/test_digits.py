@@ -23,7 +23,7 @@ def mlp() -> TorchTask:
 
 
 def own_labels(task: TorchTask) -> list[np.ndarray]:
-    return [labels.numpy() for labels in task._targets.split(task.samples)]
+    return [labels.numpy() for labels in task._data.targets.split(task.samples)]
 
 
 def test_seventy_thirty(softmax: TorchTask) -> None:
@@ -40,7 +40,7 @@ def test_the_split_is_stratified_and_loses_no_image(softmax: TorchTask) -> None:
     for label in range(10):
         share = float((softmax._test.targets == label).sum()) / float((data.target == label).sum())
         assert share == pytest.approx(0.3, abs=0.005)
-    both = torch.cat((softmax._inputs, softmax._test.inputs)) * 16
+    both = torch.cat((softmax._data.inputs, softmax._test.inputs)) * 16
     everything = sorted(map(tuple, data.data.astype(int).tolist()))
     assert sorted(map(tuple, both.round().int().tolist())) == everything
 
@@ -68,10 +68,10 @@ def test_the_softmax_carries_its_ridge_and_the_mlp_none(softmax: TorchTask, mlp:
 
 def test_minibatches_are_twenty_draws_with_replacement_from_the_clients_own_rows(softmax: TorchTask) -> None:
     client = min(range(100), key=softmax.samples.__getitem__)  # fewer rows than a batch, so some come twice
-    inputs, targets = softmax._draw([client], [5])
+    inputs, targets = softmax._data.draw([client], [5])
     assert inputs.shape == (1, 20, 64)  # type: ignore[attr-defined]
     start = sum(softmax.samples[:client])
-    own = softmax._inputs[start : start + softmax.samples[client]]
+    own = softmax._data.inputs[start : start + softmax.samples[client]]
     assert all(bool((own == image).all(1).any()) for image in inputs[0])  # type: ignore[index]
     assert set(targets[0].tolist()) <= set(own_labels(softmax)[client].tolist())
 
@@ -81,8 +81,8 @@ def test_a_described_task_is_built_again_the_same(mlp: TorchTask) -> None:
     assert isinstance(again, TorchTask)
     assert again.describe() == mlp.describe()
     assert torch.equal(again.initial(), mlp.initial())
-    assert torch.equal(again._targets, mlp._targets)
-    assert torch.equal(again._inputs, mlp._inputs)
+    assert torch.equal(again._data.targets, mlp._data.targets)
+    assert torch.equal(again._data.inputs, mlp._data.inputs)
 
 
 def test_gradient_descent_learns_to_read(softmax: TorchTask) -> None:

@@ -96,7 +96,7 @@ def test_packed_rows_are_the_texts_one_after_another_and_held_out_texts_are_not_
     built = task(tokenizer, held_out=0.4)
     end = tokenizer.eos_token_id
     stream = [token for text in SENTENCES[:3] for token in (*tokenizer(text)["input_ids"], end)]
-    assert built._targets[: built.samples[0]].flatten().tolist() == stream[: 6 * (len(stream) // 6)]
+    assert built._data.targets[: built.samples[0]].flatten().tolist() == stream[: 6 * (len(stream) // 6)]
     held = built._client_tests
     assert held is not None
     expected = [token for text in SENTENCES[3:] for token in (*tokenizer(text)["input_ids"], end)]
@@ -121,7 +121,7 @@ def test_every_form_of_texts_gives_the_same_task(tokenizer: Any, tmp_path: Path)
         assert built.samples == expected.samples
         named = isinstance(form, dict | Path)
         assert (built.names is not None) is named
-        assert torch.equal(built._targets, expected._targets)
+        assert torch.equal(built._data.targets, expected._data.targets)
 
 
 def merged(task: TorchTask, model: torch.Tensor) -> list[torch.Tensor]:
@@ -289,7 +289,7 @@ def test_a_task_that_cannot_be_made_leaves_the_model_and_torchs_numbers_as_they_
 def test_gradients_of_adapters_can_be_traced(tokenizer: Any) -> None:
     of = task(tokenizer, compute="adapters")
     models = of.initial() + 0.1 * torch.randn(3, len(of.initial()))
-    inputs, targets = of._draw([0, 1, 2], [5, 6, 7])
+    inputs, targets = of._data.draw([0, 1, 2], [5, 6, 7])
     ids = inputs["input_ids"]
     graph = tracing.traced(lambda m, i, t: of.compute.over(m, {"input_ids": i}, t), models, ids, targets)
     torch.testing.assert_close(graph(models, ids, targets), of.compute.over(models, inputs, targets))

@@ -37,9 +37,9 @@ def test_the_samples_are_those_of_plain_code(name: str, keys: list[int], data: s
     own = task(ROWS[name], torch.randint(3, (30,), generator=torch.Generator().manual_seed(0)))
     clients = [data.draw(st.integers(0, CLIENTS - 1)) for _ in keys]
     steps = data.draw(st.integers(1, 2))
-    assert own._minibatches is not None
+    assert own._data._minibatches is not None
     for found, expected in zip(
-        own._draw_in_one_call(clients, keys, steps), own._draw(clients, keys, steps), strict=True
+        own._data.draw_in_one_call(clients, keys, steps), own._data.draw(clients, keys, steps), strict=True
     ):
         assert found.dtype == expected.dtype
         assert torch.equal(found, expected)
@@ -47,6 +47,6 @@ def test_the_samples_are_those_of_plain_code(name: str, keys: list[int], data: s
 
 def test_data_that_are_exchanged_are_drawn_from() -> None:
     own = tasks.digits(clients=CLIENTS)
-    before = own._draw_in_one_call([1, 2], [3, 4])[1]
-    own._targets = 9 - own._targets
-    assert torch.equal(own._draw_in_one_call([1, 2], [3, 4])[1], 9 - before)
+    before = own._data.draw_in_one_call([1, 2], [3, 4])[1]
+    own._data.targets = 9 - own._data.targets
+    assert torch.equal(own._data.draw_in_one_call([1, 2], [3, 4])[1], 9 - before)

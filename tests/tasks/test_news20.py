@@ -104,10 +104,10 @@ def test_a_gradient_never_looks_at_values(task: TorchTask) -> None:
     """Fake tensors have none: a gradient that can be taken of them can be captured as a CUDA graph."""
     from torch._subclasses import FakeTensorMode
 
-    inputs, targets = task._draw([0], [5])
+    inputs, targets = task._data.draw([0], [5])
 
     def loss(model: torch.Tensor, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return task._functional_loss(model, ids, labels)
+        return task._model.functional(model, ids, labels)
 
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         parts = [fake.from_tensor(part) for part in (task.initial(), inputs[0], targets[0])]
@@ -115,7 +115,7 @@ def test_a_gradient_never_looks_at_values(task: TorchTask) -> None:
 
 
 def test_padding_has_no_say(task: TorchTask) -> None:
-    ids = task._draw([0], [5])[0][0]
+    ids = task._data.draw([0], [5])[0][0]
     module = task.module(task.initial())
     with torch.no_grad():
         torch.testing.assert_close(module(F.pad(ids, (0, 24))), module(ids), rtol=1e-4, atol=1e-6)
@@ -124,7 +124,7 @@ def test_padding_has_no_say(task: TorchTask) -> None:
 def test_words_are_a_linear_classifier_of_their_counts(folder: str) -> None:
     """Against the plain formula: counts over the root of their number, times a matrix and the gain."""
     task = tasks.news20(folder, clients=2, alpha=1.0, model="words", batch=4, length=16)
-    ids = task._draw([0], [5])[0][0]
+    ids = task._data.draw([0], [5])[0][0]
     model = torch.randn(task.initial().shape, generator=torch.Generator().manual_seed(0))
     counts = torch.stack([torch.bincount(row, minlength=8192) for row in ids.long()]).float()
     counts[:, 0] = 0.0  # padding
@@ -138,8 +138,8 @@ def test_words_are_a_linear_classifier_of_their_counts(folder: str) -> None:
 def test_words_judge_a_client_by_all_its_documents(folder: str) -> None:
     task = tasks.news20(folder, clients=1, partition="iid", model="words", batch=4, length=16)
     model = torch.randn(task.initial().shape, generator=torch.Generator().manual_seed(0))
-    expected = F.cross_entropy(task.module(model)(task._inputs), task._targets)
-    assert len(task._targets) == 24
+    expected = F.cross_entropy(task.module(model)(task._data.inputs), task._data.targets)
+    assert len(task._data.targets) == 24
     assert task.evaluate(model).metrics["client_loss"] == pytest.approx(expected.item(), rel=1e-5)
 
 

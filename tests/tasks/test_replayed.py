@@ -53,7 +53,7 @@ def task(**more: Any) -> TorchTask:
 def captured(**more: Any) -> TorchTask:
     """A task as a GPU has it."""
     of = task(**more)
-    of.compute = Replayed(Stacked(gradient_of(of._functional_loss)), of._gather)
+    of.compute = Replayed(Stacked(gradient_of(of._model.functional)), of._data.gather)
     return of
 
 
@@ -72,11 +72,11 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("count", [1, 3, 8, 9, 21])
 def test_any_number_of_small_models_is_each_alone(count: int, compiled: bool) -> None:
     of = task()
-    way = Replayed(Stacked(gradient_of(of._functional_loss)), of._gather)
+    way = Replayed(Stacked(gradient_of(of._model.functional)), of._data.gather)
     way = way.compiled() if compiled else way
     drawn = someones(of, count)
     for _ in range(2):  # the second time on buffers that hold something
-        close(way(*drawn), OneByOne(of._gradient, of._draw)(*drawn))
+        close(way(*drawn), OneByOne(of._model.gradient, of._data.draw)(*drawn))
 
 
 @pytest.mark.parametrize("stacked", [False, True])
@@ -84,12 +84,12 @@ def test_any_number_of_small_models_is_each_alone(count: int, compiled: bool) ->
 @pytest.mark.parametrize("count", [1, 4, 5, 7, 10, 23])
 def test_any_number_of_clients_on_one_model_is_each_alone(count: int, compiled: bool, stacked: bool) -> None:
     of = task()
-    large = SharedWeights(of._net, of._output, of._loss, of._draw).over
-    at_one_model = Stacked(gradient_of(of._functional_loss)).at_one_model if stacked else large
-    way = Replayed(at_one_model, of._gather, shared=True, sizes=(5, 10))
+    large = SharedWeights(of._net, of._model.output, of._model.loss, of._data.draw).over
+    at_one_model = Stacked(gradient_of(of._model.functional)).at_one_model if stacked else large
+    way = Replayed(at_one_model, of._data.gather, shared=True, sizes=(5, 10))
     way = way.compiled() if compiled else way
     models, clients, keys = someones(of, count)
-    expected = OneByOne(of._gradient, of._draw)(models[:1].expand(count, -1), clients, keys)
+    expected = OneByOne(of._model.gradient, of._data.draw)(models[:1].expand(count, -1), clients, keys)
     close(way(models[:1], clients, keys), expected)
 
 
@@ -100,10 +100,10 @@ def test_what_is_compiled_computes_clients_on_one_model_together_where_that_come
     assert run.compute.name == "compiled cuda-graph"
     assert (run.shared_limit > 0) == alike
     drawn = someones(of, 6)
-    close(run.updates(*drawn), OneByOne(of._gradient, of._draw)(*drawn))
+    close(run.updates(*drawn), OneByOne(of._model.gradient, of._data.draw)(*drawn))
     if alike:
         models, clients, keys = drawn
-        expected = OneByOne(of._gradient, of._draw)(models[:1].expand(6, -1), clients, keys)
+        expected = OneByOne(of._model.gradient, of._data.draw)(models[:1].expand(6, -1), clients, keys)
         close(run.shared_updates(models[0], clients, keys), expected)
     assert captured(local="sgd(lr=0.1, steps=2)").for_run(0, True).shared_limit == 0
 
@@ -125,7 +125,7 @@ def test_what_does_not_compile_is_as_it_was(monkeypatch: pytest.MonkeyPatch, siz
 def test_models_too_large_for_several_at_once_do_not_share() -> None:
     of = captured()
     of._net.vector = torch.zeros(2**27)  # of which a call has two
-    assert of._shared_compiled is None
+    assert of._strategies.shared_compiled is None
 
 
 def test_no_more_are_captured_than_fit() -> None:
@@ -142,9 +142,9 @@ def test_a_call_of_large_models_is_at_most_one_client_too_large() -> None:
 
 def test_large_models_are_compiled_one_by_one() -> None:
     of = task()
-    way = Replayed(Beside(gradient_of(of._functional_loss)), of._gather).compiled()
+    way = Replayed(Beside(gradient_of(of._model.functional)), of._data.gather).compiled()
     drawn = someones(of, 1)
-    close(way(*drawn), OneByOne(of._gradient, of._draw)(*drawn))
+    close(way(*drawn), OneByOne(of._model.gradient, of._data.draw)(*drawn))
     assert way.name == "compiled cuda-graph"
 
 

@@ -26,7 +26,7 @@ def test_a_loaders_sampler_says_which_rows_are_the_clients() -> None:
     loaders = [DataLoader(ROWS, batch_size=2, sampler=SubsetRandomSampler(own)) for own in places]
     task = tasks.TorchTask(nn.Linear(1, 3), nn.CrossEntropyLoss(), loaders)
     assert task.samples == [3, 4]
-    assert task._inputs.flatten().tolist() == [1.0, 3.0, 5.0, 0.0, 2.0, 4.0, 6.0]
+    assert task._data.inputs.flatten().tolist() == [1.0, 3.0, 5.0, 0.0, 2.0, 4.0, 6.0]
 
 
 def test_a_loader_that_draws_by_weights_is_refused() -> None:
@@ -57,7 +57,7 @@ def test_a_head_of_zeros_does_not_hide_which_loss_is_the_models_own(smoothing: f
     data = torch.randint(5, (20, 6)), torch.randint(3, (20, 6))
     model = Tagger(smoothing)
     task = tasks.TorchTask(model, None, [data])
-    assert getattr(task._loss, "__name__", "") == found
+    assert getattr(task._model.loss, "__name__", "") == found
     first = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     assert task.initial().equal(first), "trying the loss leaves the first model as it is"
 

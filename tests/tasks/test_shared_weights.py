@@ -149,8 +149,8 @@ def test_traced_it_is_the_same_at_other_numbers(name: str, more: dict[str, bool]
     built = named(name, **more)
     assert built._shared is not None
     over, model = built._shared.over, moved(built)
-    graph = traced(lambda *given: over(*given), built.initial(), *built._draw([0] * 3, [0] * 3))
-    inputs, targets = built._draw(WHO[:3], KEYS[:3])
+    graph = traced(lambda *given: over(*given), built.initial(), *built._data.draw([0] * 3, [0] * 3))
+    inputs, targets = built._data.draw(WHO[:3], KEYS[:3])
     with torch.no_grad():
         assert torch.equal(graph(model, inputs, targets), over(model, inputs, targets))
 
@@ -186,7 +186,7 @@ def test_the_models_own_weights_are_back_in_place() -> None:
 def test_a_client_with_broken_numbers_spoils_nobody_elses(wrong: float) -> None:
     built = named("resnet18-carried")
     assert built._shared is not None
-    inputs, targets = built._draw(WHO, KEYS)
+    inputs, targets = built._data.draw(WHO, KEYS)
     expected = built._shared.over(moved(built), inputs, targets)
     inputs[3] = wrong
     found = built._shared.over(moved(built), inputs, targets)

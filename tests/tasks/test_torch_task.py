@@ -141,7 +141,7 @@ def test_an_update_is_the_gradient_that_plain_torch_computes(make: Callable[[], 
     task = classification(make)
     torch.manual_seed(0)
     module = make()
-    inputs, targets = task._draw([2], some_keys(1))
+    inputs, targets = task._data.draw([2], some_keys(1))
     if isinstance(inputs, dict):
         output = module(**{name: values[0] for name, values in inputs.items()})
     else:
@@ -220,7 +220,7 @@ def test_one_local_step_of_rate_one_is_the_gradient(ridge: float) -> None:
 def test_local_steps_are_a_plain_torch_loop(optimizer: Callable[..., torch.optim.Optimizer]) -> None:
     task = classification(mlp, local=LocalSteps(5, optimizer), ridge=0.2)
     start = some_models(task, 1)
-    inputs, targets = task._draw([1], some_keys(1), steps=5)
+    inputs, targets = task._data.draw([1], some_keys(1), steps=5)
     module = mlp()
     nn.utils.vector_to_parameters(start[0].clone(), module.parameters())
     trainer = optimizer(module.parameters())
@@ -236,7 +236,7 @@ def test_local_steps_are_a_plain_torch_loop(optimizer: Callable[..., torch.optim
 
 def test_local_steps_see_different_samples_at_each_step() -> None:
     task = classification(softmax, local=LocalSteps(3, functools.partial(torch.optim.SGD, lr=0.1)))
-    inputs, _ = task._draw([2], [1], steps=3)
+    inputs, _ = task._data.draw([2], [1], steps=3)
     first, second, third = inputs[0].split(6)  # type: ignore[index]
     assert not torch.equal(first, second)
     assert not torch.equal(second, third)
@@ -336,17 +336,17 @@ def test_evaluation_is_a_plain_loop_over_clients(make: Callable[[], nn.Module]) 
     losses, accuracies = [], []
     if make is normalised:  # the batch that normalises is the whole data, so clients cannot be taken one by one
         with torch.no_grad():
-            outputs = module(task._inputs).split(SIZES)
+            outputs = module(task._data.inputs).split(SIZES)
     else:
         outputs = []
         for client in range(3):
             rows = slice(sum(SIZES[:client]), sum(SIZES[: client + 1]))
             with torch.no_grad():
-                if isinstance(task._inputs, dict):
-                    outputs.append(module(**{name: values[rows] for name, values in task._inputs.items()}))
+                if isinstance(task._data.inputs, dict):
+                    outputs.append(module(**{name: values[rows] for name, values in task._data.inputs.items()}))
                 else:
-                    outputs.append(module(task._inputs[rows]))
-    for output, targets in zip(outputs, task._targets.split(SIZES), strict=True):
+                    outputs.append(module(task._data.inputs[rows]))
+    for output, targets in zip(outputs, task._data.targets.split(SIZES), strict=True):
         losses.append(float(F.cross_entropy(output, targets)) + 0.05 * float(model @ model))
         accuracies.append(float((output.argmax(1) == targets).float().mean()))
     np.testing.assert_allclose(result.client_loss, losses, rtol=1e-5)

@@ -114,19 +114,17 @@ def _flipped_labels(
     """What computes updates of the task as if the hostile clients' label y were (number of labels - 1 - y)."""
     from acefl.tasks.torch_task import TorchTask
 
-    whole = isinstance(task, TorchTask) and not task._targets.is_floating_point() and task._targets.dim() == 1
+    data = task._data if isinstance(task, TorchTask) else None
+    whole = data is not None and not data.targets.is_floating_point() and data.targets.dim() == 1
     require(whole, "label-flip needs labels; allowed: a TorchTask whose targets are one whole number per sample")
-    assert isinstance(task, TorchTask)
-    require(task.device.type == "cpu", f"label-flip on {task.device.type}; allowed: a task on the CPU")
-    true = task._targets
-    theirs = torch.isin(task._owner, torch.tensor(sorted(hostile), dtype=torch.int64))
+    assert data is not None
+    require(data.device.type == "cpu", f"label-flip on {data.device.type}; allowed: a task on the CPU")
+    true = data.targets
+    theirs = torch.isin(data.owner, torch.tensor(sorted(hostile), dtype=torch.int64))
     flipped = torch.where(theirs, true.max() + true.min() - true, true)
 
     def updates(models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
-        task._targets = flipped
-        try:
+        with data.with_targets(flipped):
             return task.updates(models, clients, keys)
-        finally:
-            task._targets = true
 
     return updates

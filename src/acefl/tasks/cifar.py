@@ -71,7 +71,7 @@ def cifar10(
         device: Where to compute.
         bf16: Compute gradients in bfloat16.
         rows, augment, local, start: See above.
-        channels_last: The memory format of images and weights: faster on a CPU too, and it rounds otherwise. None: where
+        channels_last: The memory format of images and weights: faster on a CPU too, with other rounding; None: where
             `bf16` is on.
         compute, compile: How gradients are computed: see `TorchTask`.
     """
