@@ -11,8 +11,10 @@ from tests.rules.schedules import DIM, Come, History, Join, Leave, histories, lo
 
 from acefl import ACE, Arrival, InvalidInput, Server
 from acefl.core.rule import Audience, Rule, Upload
-from acefl.rules.ace import VARIANTS, ClientMemory
+from acefl.core.types import Vector
+from acefl.rules.ace import VARIANTS, ClientMemory, IncrementalACE
 from acefl.rules.settings import ENCODINGS, WARMUPS, WEIGHTS
+from acefl.table import Table
 
 LIKE = torch.zeros(DIM)
 
@@ -79,6 +81,16 @@ def test_nobody_waits_for_a_client_that_left_before_its_first_update(variant: st
     assert rule.absorb(Arrival(1, torch.full((DIM,), 3.0), 0, 0, 1))
     assert rule.audience is Audience.EVERYBODY
     torch.testing.assert_close(rule.direction(), torch.full((DIM,), 2.0))
+
+
+def test_a_rule_made_of_this_one_steps_by_its_own_direction() -> None:
+    class Still(IncrementalACE):
+        def direction(self) -> Vector:
+            return torch.zeros_like(super().direction())
+
+    server = Server(torch.zeros(3), Still([1.0], torch.zeros(3), Table(1, torch.zeros(3)), wait=True), 0.5, 1)
+    assert server.handle([Arrival(0, torch.ones(3), 0, 0, 0)])
+    assert torch.equal(server.model, torch.zeros(3))
 
 
 def test_the_running_sum_does_not_drift_over_many_arrivals() -> None:

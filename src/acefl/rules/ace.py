@@ -143,6 +143,8 @@ class IncrementalACE(AllClientsRule):
         return not self._warming
 
     def advance(self, arrival: Arrival, model: Vector, lr: float) -> bool | None:
+        if type(self) is not IncrementalACE:  # a rule made of this one may absorb or step otherwise
+            return None
         weight = self._see(arrival.client)
         self.table.settle(self._total, self._seen, self._members.weights)
         if self._warming:
