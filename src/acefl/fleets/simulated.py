@@ -284,8 +284,8 @@ class VisitingFleet(SimulatedFleet):
 
     def mean_times(self) -> list[float]:
         """All the time there was over a client's visits, at least one: the slowest are those who come most rarely."""
-        counts = Counter(client for client, _, _ in self._came)
-        return [max(end for _, _, end in self._came) / max(counts[client], 1) for client in range(self.clients)]
+        counts, last = Counter(client for client, _, _ in self._came), max(end for _, _, end in self._came)
+        return [last / max(counts[client], 1) for client in range(self.clients)]
 
     def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> list[int]:
         self._version = version
