@@ -14,15 +14,17 @@ from bisect import bisect_left
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from acefl import tasks
+from acefl.core import optimizers, schedules
 from acefl.core.errors import NothingInFlight, require
+from acefl.core.gate import NormLimit
 from acefl.core.journal import ARRIVED, GAVE_UP, JOINED, LOST, RESTARTED, SENT
 from acefl.core.loop import run as turns_of
 from acefl.core.names import listed
 from acefl.core.rule import Method, Upload
-from acefl.core.settings import label, plain
+from acefl.core.settings import build, label, plain
 from acefl.core.stop import Stop
 from acefl.core.types import Arrival, Event, GaveUp, Joined, Lost, Restarted, State, Vector
 from acefl.fleets.base import Fleet, Trip
@@ -273,6 +275,8 @@ def replay(
 ) -> Run:
     """Train by `rule` on the recorded history of a run; `lr` and `task` are the run's own unless given.
 
+    So are optimizer, schedule (over the replayed arrivals) and norm limit, where the method has room for them.
+
     With the run's own task and method this gives the run's own model, bit for bit, whatever was lost or refused on the
     way (up to rounding where updates travelled in fewer bits, or as changes). A task of one's own is named again
     (`"mymodule:make_task(batch=8)"`), since a record imports nothing; another one than the run's is a stand-in.
@@ -303,10 +307,23 @@ def replay(
         },
         evaluations=evaluations,
         task=built,
+        **_server_settings(recorded.config, rule),
     )
     return run_to_end(
         training, out=out, before_last=None if trace.ends_with_an_arrival else lambda: _to_the_end(training)
     )
+
+
+def _server_settings(config: dict[str, Any], rule: Method) -> dict[str, Any]:
+    """What the run's server did beside its method, but for what this method has of its own or cannot have."""
+    found: dict[str, Any] = {}
+    if "optimizer" in config and rule.optimizer is None and rule.uploads is not Upload.MODEL:
+        found["optimizer"] = optimizers.from_record(config["optimizer"])
+    if "schedule" in config:
+        found["schedule"] = schedules.from_record(config["schedule"])
+    if "norm_limit" in config and rule.uploads is not Upload.CHANGE:
+        found["norm_limit"] = build(NormLimit, config["norm_limit"])
+    return found
 
 
 def _to_the_end(training: Training) -> None:
