@@ -18,7 +18,7 @@ from acefl.core.optimizers import Momentum
 from acefl.core.rule import Method
 from acefl.core.schedules import Cosine
 from acefl.core.types import Step
-from acefl.rules import FADAS
+from acefl.rules import FADAS, RingleaderASGD
 from acefl.runs.evaluation import Evaluator
 from acefl.runs.replay import Trace, replay
 from acefl.studies.replay import compare
@@ -76,6 +76,20 @@ def test_the_server_does_beside_its_method_what_it_did(task: Task, given: dict[s
     assert torch.equal(replay(tmp_path / "run", ASGD()).model, recorded.model)
     for other in (FADAS(buffer=3), FedFa(window=3), ACE(variant="client-held")):  # which cannot have all of these
         assert replay(recorded, other).steps
+
+
+@pytest.mark.parametrize("rejoin_at", [None, 0.6])
+@pytest.mark.parametrize("dropout_at", [0.0, 0.02, 0.05])
+@pytest.mark.parametrize("rule", [ACE(), ACED(tau=5), RingleaderASGD(), CA2FL(buffer=4)], ids=repr)
+def test_who_dropped_out_under_the_sampled_clock_is_not_waited_for(
+    task: Task, rule: Method, dropout_at: float, rejoin_at: float | None
+) -> None:
+    scenario = Scenario(clock="sampled", delay=4.0, spread=8.0, dropout=0.4, dropout_at=dropout_at, rejoin_at=rejoin_at)
+    recorded = made(task, rule, scenario)
+    again = replay(recorded, rule)
+    assert again.steps == recorded.steps
+    assert torch.equal(again.model, recorded.model)
+    assert torch.equal(replay(again, rule).model, recorded.model)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)

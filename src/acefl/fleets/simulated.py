@@ -46,7 +46,7 @@ class SimulatedFleet(Fleet):
         self._dropout_at, self._rejoin_at = scenario.dropout_at, scenario.rejoin_at
         self._leavers = dropouts(scenario, task.clients, seed)
         self._left = self._back_again = not self._leavers
-        self.loses = bool(self._leavers) and scenario.clock != "sampled"  # under which nobody is sent anything
+        self.loses = bool(self._leavers)
         self.now = 0.0
         self._seed = seed
         self._keys = [keyed.key(seed, _WORK_STREAM, client) for client in range(task.clients)]  # work_key's first part

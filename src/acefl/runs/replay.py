@@ -66,10 +66,14 @@ class Trace:
 
     @classmethod
     def of(cls, run: Run) -> Trace:
-        """By the record's journal; where there is none nothing was lost, and arrivals say when tasks were sent."""
+        """By the record's journal; where there is none nothing was lost, and arrivals say when tasks were sent.
+
+        Under the sampled clock nobody is sent anything: the journal says what was lost, and arrivals the rest.
+        """
         require(not run.events.empty, "the run has no arrivals to replay")
         require(bool(run.events["accepted"].any()), "the run has no accepted arrivals to replay")
-        return cls._of_arrivals(run) if run.journal is None else cls._of_journal(run, run.journal)
+        sampled = run.config["scenario"].get("clock") == "sampled"
+        return cls._of_arrivals(run) if run.journal is None or sampled else cls._of_journal(run, run.journal)
 
     @classmethod
     def _of_journal(cls, run: Run, journal: pd.DataFrame) -> Trace:
@@ -135,6 +139,8 @@ class Trace:
                 sendings.append(Sending(client, visits.get(client, 0), over, None))
         clients = len(run.participation)
         tells = run.config["scenario"].get("clock") != "sampled"
+        if run.journal is not None:
+            _add_losses(run.journal, times, turns)
         return cls(clients, clients, times, turns, _in_order(sendings, clients), tells)
 
     @property
@@ -150,6 +156,21 @@ class Trace:
     @property
     def ends_with_an_arrival(self) -> bool:
         return any(isinstance(what, Sending) for what in self.turns[-1])
+
+
+def _add_losses(journal: pd.DataFrame, times: list[float], turns: list[list[Sending | Event]]) -> None:
+    """Put what was lost into the turn of the arrival that came next; every arrival is a turn."""
+    lost: list[Event] = []
+    number = 0
+    for kind, client in journal[["kind", "client"]].itertuples(index=False, name=None):
+        if kind == ARRIVED:
+            turns[number][:0] = lost
+            lost, number = [], number + 1
+        elif kind != JOINED:
+            lost.append(_event(kind, client))
+    if lost:
+        times.append(times[-1])
+        turns.append([*lost])
 
 
 def _event(kind: str, client: int) -> Event:
@@ -188,7 +209,7 @@ class ReplayFleet(Fleet):
     travels = True
 
     def __init__(self, trace: Trace, task: Task, seed: int, *, differences: bool = False) -> None:
-        self.loses = trace.tells_dispatches and trace.has_losses
+        self.loses = trace.has_losses
         self._clients = task.clients
         self.now = 0.0
         self._trace, self._seed = trace, seed
