@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -126,6 +128,12 @@ def test_client_memory_sends_changes_that_add_up_to_the_last_gradient() -> None:
     resumed.load_state_dict(memory.state_dict())
     assert torch.equal(resumed.difference(0, torch.zeros(2)), -gradients[-1])
     assert torch.equal(resumed.difference(1, gradients[0]), gradients[0])
+
+
+def test_client_memory_does_not_count_on_what_the_server_refuses() -> None:
+    memory = ClientMemory()
+    sent = [float(memory.difference(0, torch.tensor([x]))) for x in (math.nan, 1.0, math.inf, math.nan, 3.0, 4.0)]
+    assert [x for x in sent if math.isfinite(x)] == [1.0, 2.0, 1.0]
 
 
 def test_client_memory_keeps_its_own_copy() -> None:
