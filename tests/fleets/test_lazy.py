@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from acefl import tasks
+from acefl import ACE, ACED, ASGD, CA2FL, FedBuff, Stop, simulate, tasks
+from acefl.core.rule import Method
 from acefl.core.types import Vector
 from acefl.fleets.lazy import LazyWork
 from acefl.tasks.base import Evaluation
@@ -114,6 +115,22 @@ def test_with_a_limit_what_is_due_soonest_is_computed_first() -> None:
     assert task.calls == [[(0, 221), (0, 223)]]
     work.take(20)
     assert task.calls[1] == [(0, 220), (0, 222)]
+
+
+class GraphTask(CountingTask):
+    """Whose updates still know how they were computed."""
+
+    def updates(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
+        return super().updates(models, clients, keys).requires_grad_()
+
+
+@pytest.mark.parametrize("rule", [ACE(), ACED(), CA2FL(buffer=2), FedBuff(buffer=2), ASGD()], ids=repr)
+def test_how_an_update_was_computed_goes_no_further(rule: Method) -> None:
+    runs = [
+        simulate(task, rule, lr=0.05, stop=Stop(arrivals=60), evaluations=2) for task in (CountingTask(7), GraphTask(7))
+    ]
+    assert torch.equal(runs[0].model, runs[1].model)
+    assert not runs[1].model.requires_grad
 
 
 class SharingTask(CountingTask):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,8 +13,10 @@ from tests.rules.schedules import DIM, Come, History, Join, Leave, histories, lo
 
 from acefl import ACE, Arrival, InvalidInput, Server
 from acefl.core.rule import Audience, Rule, Upload
-from acefl.rules.ace import VARIANTS, ClientMemory
+from acefl.core.types import Vector
+from acefl.rules.ace import VARIANTS, ClientMemory, IncrementalACE
 from acefl.rules.settings import ENCODINGS, WARMUPS, WEIGHTS
+from acefl.table import Table
 
 LIKE = torch.zeros(DIM)
 
@@ -81,6 +85,16 @@ def test_nobody_waits_for_a_client_that_left_before_its_first_update(variant: st
     torch.testing.assert_close(rule.direction(), torch.full((DIM,), 2.0))
 
 
+def test_a_rule_made_of_this_one_steps_by_its_own_direction() -> None:
+    class Still(IncrementalACE):
+        def direction(self) -> Vector:
+            return torch.zeros_like(super().direction())
+
+    server = Server(torch.zeros(3), Still([1.0], torch.zeros(3), Table(1, torch.zeros(3)), wait=True), 0.5, 1)
+    assert server.handle([Arrival(0, torch.ones(3), 0, 0, 0)])
+    assert torch.equal(server.model, torch.zeros(3))
+
+
 def test_the_running_sum_does_not_drift_over_many_arrivals() -> None:
     """6,000 arrivals later the direction is still the mean of the rows, to the last bits of float32."""
     random = torch.Generator().manual_seed(0)
@@ -114,6 +128,12 @@ def test_client_memory_sends_changes_that_add_up_to_the_last_gradient() -> None:
     resumed.load_state_dict(memory.state_dict())
     assert torch.equal(resumed.difference(0, torch.zeros(2)), -gradients[-1])
     assert torch.equal(resumed.difference(1, gradients[0]), gradients[0])
+
+
+def test_client_memory_does_not_count_on_what_the_server_refuses() -> None:
+    memory = ClientMemory()
+    sent = [float(memory.difference(0, torch.tensor([x]))) for x in (math.nan, 1.0, math.inf, math.nan, 3.0, 4.0)]
+    assert [x for x in sent if math.isfinite(x)] == [1.0, 2.0, 1.0]
 
 
 def test_client_memory_keeps_its_own_copy() -> None:

@@ -27,12 +27,12 @@ from tests import resumable
 from tests.resumable import RULES, SCENARIOS, fingerprint
 
 import acefl
-from acefl import ACE, Every, InvalidInput, Stop, simulate, tasks
+from acefl import ACE, Every, InvalidInput, Scenario, Stop, simulate, tasks
 from acefl.cli import main
 from acefl.core.gate import NormLimit
 from acefl.core.state import Named, Parts, blocks, without_copies
 from acefl.core.types import Arrival
-from acefl.rules import METHODS
+from acefl.rules import METHODS, RingmasterASGD
 from acefl.runs.checkpoint import MOST_FILES, Checkpoints
 from acefl.runs.record import Events
 from acefl.runs.simulate import simulation
@@ -724,6 +724,24 @@ def test_a_run_that_diverged_at_its_checkpoint_does_not_go_on(tmp_path: Path) ->
     again = build()
     again.load_state_dict(Checkpoints(tmp_path).load())
     assert fingerprint(again.complete()) == expected
+
+
+def test_patience_does_not_depend_on_a_checkpoint_right_after_a_step() -> None:
+    """There is a step at the first arrival, and never again."""
+
+    def build() -> Training:
+        scenario = Scenario(clock="sampled", delay=2.0, law="constant")
+        task = tasks.quadratic(clients=1, dim=3)
+        return simulation(task, RingmasterASGD(threshold=1), lr=0.05, scenario=scenario, stop=Stop(steps=5))
+
+    expected = build().complete()
+    interrupted, again = build(), build()
+    step, _ = next(interrupted.advance())
+    assert step.stepped
+    again.load_state_dict(interrupted.state_dict())
+    run = again.complete()
+    assert run.config["ended"] == expected.config["ended"]
+    assert fingerprint(run) == fingerprint(expected)
 
 
 def test_another_machine_is_mentioned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -12,8 +13,12 @@ import torch
 
 from acefl import ACE, ACED, ASGD, CA2FL, FedBuff, FedFa, InvalidInput, Run, Scenario, Stop, load, simulate, tasks
 from acefl.core.files import read_json
+from acefl.core.gate import NormLimit
+from acefl.core.optimizers import Momentum
 from acefl.core.rule import Method
+from acefl.core.schedules import Cosine
 from acefl.core.types import Step
+from acefl.rules import FADAS, RingleaderASGD
 from acefl.runs.evaluation import Evaluator
 from acefl.runs.replay import Trace, replay
 from acefl.studies.replay import compare
@@ -51,6 +56,40 @@ def test_a_runs_own_method_gives_its_own_model_back(task: Task, rule: Method, sc
     assert again.participation == recorded.participation
     columns = ["time", "client", "trained_on", "version", "accepted"]
     pd.testing.assert_frame_equal(again.events[columns], recorded.events[columns], check_dtype=False)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"optimizer": Momentum(0.5)},
+        {"schedule": Cosine(warmup=0.2)},
+        {"norm_limit": NormLimit(factor=1.0, action="clip", history=2)},
+        {"norm_limit": NormLimit(factor=1.5, history=2)},
+    ],
+    ids=repr,
+)
+def test_the_server_does_beside_its_method_what_it_did(task: Task, given: dict[str, Any], tmp_path: Path) -> None:
+    recorded = simulate(task, ASGD(), lr=0.05, stop=Stop(arrivals=150), seed=4, evaluations=1, **given)
+    plain = simulate(task, ASGD(), lr=0.05, stop=Stop(arrivals=150), seed=4, evaluations=1)
+    assert not torch.equal(recorded.model, plain.model)
+    recorded.save(tmp_path / "run")
+    assert torch.equal(replay(tmp_path / "run", ASGD()).model, recorded.model)
+    for other in (FADAS(buffer=3), FedFa(window=3), ACE(variant="client-held")):  # which cannot have all of these
+        assert replay(recorded, other).steps
+
+
+@pytest.mark.parametrize("rejoin_at", [None, 0.6])
+@pytest.mark.parametrize("dropout_at", [0.0, 0.02, 0.05])
+@pytest.mark.parametrize("rule", [ACE(), ACED(tau=5), RingleaderASGD(), CA2FL(buffer=4)], ids=repr)
+def test_who_dropped_out_under_the_sampled_clock_is_not_waited_for(
+    task: Task, rule: Method, dropout_at: float, rejoin_at: float | None
+) -> None:
+    scenario = Scenario(clock="sampled", delay=4.0, spread=8.0, dropout=0.4, dropout_at=dropout_at, rejoin_at=rejoin_at)
+    recorded = made(task, rule, scenario)
+    again = replay(recorded, rule)
+    assert again.steps == recorded.steps
+    assert torch.equal(again.model, recorded.model)
+    assert torch.equal(replay(again, rule).model, recorded.model)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)

@@ -107,6 +107,7 @@ class LazyWork:
         else:
             models = self._stacked(versions)
             updates = self._task.updates(models, list(clients), list(keys))
+        updates = updates.detach()  # a task of one's own may leave on it how it was computed
         known = updates.shape == models.shape and updates.dtype == models.dtype and updates.is_contiguous()
         if updates.device.type == "cpu":
             known = known and math.isfinite(float(updates.sum()))  # one look for the whole batch

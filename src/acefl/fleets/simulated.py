@@ -46,7 +46,7 @@ class SimulatedFleet(Fleet):
         self._dropout_at, self._rejoin_at = scenario.dropout_at, scenario.rejoin_at
         self._leavers = dropouts(scenario, task.clients, seed)
         self._left = self._back_again = not self._leavers
-        self.loses = bool(self._leavers) and scenario.clock != "sampled"  # under which nobody is sent anything
+        self.loses = bool(self._leavers)
         self.now = 0.0
         self._seed = seed
         self._keys = [keyed.key(seed, _WORK_STREAM, client) for client in range(task.clients)]  # work_key's first part
@@ -284,8 +284,8 @@ class VisitingFleet(SimulatedFleet):
 
     def mean_times(self) -> list[float]:
         """All the time there was over a client's visits, at least one: the slowest are those who come most rarely."""
-        counts = Counter(client for client, _, _ in self._came)
-        return [max(end for _, _, end in self._came) / max(counts[client], 1) for client in range(self.clients)]
+        counts, last = Counter(client for client, _, _ in self._came), max(end for _, _, end in self._came)
+        return [last / max(counts[client], 1) for client in range(self.clients)]
 
     def dispatch(self, model: Vector, version: int, *, newcomers_only: bool) -> list[int]:
         self._version = version

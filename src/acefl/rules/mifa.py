@@ -63,9 +63,6 @@ class MIFARule(IncrementalACE):
         self._arrivals += 1
         return super().absorb(arrival) and self._arrivals >= self._buffer
 
-    def advance(self, arrival: Arrival, model: Vector, lr: float) -> bool | None:
-        return None
-
     def join(self, clients: int, weight: float = 1.0) -> None:
         """All count the same."""
         super().join(clients)

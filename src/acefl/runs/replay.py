@@ -14,15 +14,17 @@ from bisect import bisect_left
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from acefl import tasks
+from acefl.core import optimizers, schedules
 from acefl.core.errors import NothingInFlight, require
+from acefl.core.gate import NormLimit
 from acefl.core.journal import ARRIVED, GAVE_UP, JOINED, LOST, RESTARTED, SENT
 from acefl.core.loop import run as turns_of
 from acefl.core.names import listed
 from acefl.core.rule import Method, Upload
-from acefl.core.settings import label, plain
+from acefl.core.settings import build, label, plain
 from acefl.core.stop import Stop
 from acefl.core.types import Arrival, Event, GaveUp, Joined, Lost, Restarted, State, Vector
 from acefl.fleets.base import Fleet, Trip
@@ -64,10 +66,14 @@ class Trace:
 
     @classmethod
     def of(cls, run: Run) -> Trace:
-        """By the record's journal; where there is none nothing was lost, and arrivals say when tasks were sent."""
+        """By the record's journal; where there is none nothing was lost, and arrivals say when tasks were sent.
+
+        Under the sampled clock nobody is sent anything: the journal says what was lost, and arrivals the rest.
+        """
         require(not run.events.empty, "the run has no arrivals to replay")
         require(bool(run.events["accepted"].any()), "the run has no accepted arrivals to replay")
-        return cls._of_arrivals(run) if run.journal is None else cls._of_journal(run, run.journal)
+        sampled = run.config["scenario"].get("clock") == "sampled"
+        return cls._of_arrivals(run) if run.journal is None or sampled else cls._of_journal(run, run.journal)
 
     @classmethod
     def _of_journal(cls, run: Run, journal: pd.DataFrame) -> Trace:
@@ -133,6 +139,8 @@ class Trace:
                 sendings.append(Sending(client, visits.get(client, 0), over, None))
         clients = len(run.participation)
         tells = run.config["scenario"].get("clock") != "sampled"
+        if run.journal is not None:
+            _add_losses(run.journal, times, turns)
         return cls(clients, clients, times, turns, _in_order(sendings, clients), tells)
 
     @property
@@ -148,6 +156,21 @@ class Trace:
     @property
     def ends_with_an_arrival(self) -> bool:
         return any(isinstance(what, Sending) for what in self.turns[-1])
+
+
+def _add_losses(journal: pd.DataFrame, times: list[float], turns: list[list[Sending | Event]]) -> None:
+    """Put what was lost into the turn of the arrival that came next; every arrival is a turn."""
+    lost: list[Event] = []
+    number = 0
+    for kind, client in journal[["kind", "client"]].itertuples(index=False, name=None):
+        if kind == ARRIVED:
+            turns[number][:0] = lost
+            lost, number = [], number + 1
+        elif kind != JOINED:
+            lost.append(_event(kind, client))
+    if lost:
+        times.append(times[-1])
+        turns.append([*lost])
 
 
 def _event(kind: str, client: int) -> Event:
@@ -186,7 +209,7 @@ class ReplayFleet(Fleet):
     travels = True
 
     def __init__(self, trace: Trace, task: Task, seed: int, *, differences: bool = False) -> None:
-        self.loses = trace.tells_dispatches and trace.has_losses
+        self.loses = trace.has_losses
         self._clients = task.clients
         self.now = 0.0
         self._trace, self._seed = trace, seed
@@ -273,6 +296,8 @@ def replay(
 ) -> Run:
     """Train by `rule` on the recorded history of a run; `lr` and `task` are the run's own unless given.
 
+    So are optimizer, schedule (over the replayed arrivals) and norm limit, where the method has room for them.
+
     With the run's own task and method this gives the run's own model, bit for bit, whatever was lost or refused on the
     way (up to rounding where updates travelled in fewer bits, or as changes). A task of one's own is named again
     (`"mymodule:make_task(batch=8)"`), since a record imports nothing; another one than the run's is a stand-in.
@@ -303,10 +328,23 @@ def replay(
         },
         evaluations=evaluations,
         task=built,
+        **_server_settings(recorded.config, rule),
     )
     return run_to_end(
         training, out=out, before_last=None if trace.ends_with_an_arrival else lambda: _to_the_end(training)
     )
+
+
+def _server_settings(config: dict[str, Any], rule: Method) -> dict[str, Any]:
+    """What the run's server did beside its method, but for what this method has of its own or cannot have."""
+    found: dict[str, Any] = {}
+    if "optimizer" in config and rule.optimizer is None and rule.uploads is not Upload.MODEL:
+        found["optimizer"] = optimizers.from_record(config["optimizer"])
+    if "schedule" in config:
+        found["schedule"] = schedules.from_record(config["schedule"])
+    if "norm_limit" in config and rule.uploads is not Upload.CHANGE:
+        found["norm_limit"] = build(NormLimit, config["norm_limit"])
+    return found
 
 
 def _to_the_end(training: Training) -> None:

@@ -147,6 +147,8 @@ class Training:
             for step in run(self.server, self.fleet, self.stop, foresight):
                 self.step = step
                 spent = self.stop.progress(step)
+                if step.stepped:  # before anybody saves the state
+                    self._last_step = self.server.stepped_at
                 self._note_refusals()
                 for observer in self.observers:
                     observer.stepped(step, self.server)
@@ -237,9 +239,7 @@ class Training:
     def _check_progress(self) -> None:
         """NothingInFlight for a run whose budget counts steps alone, when no more of them are to be expected."""
         step = self.step
-        if step.stepped:
-            self._last_step = self.server.stepped_at
-        elif step.arrivals - self._last_step > self._patience:
+        if not step.stepped and step.arrivals - self._last_step > self._patience:
             clock = self.config["scenario"]["clock"]
             raise NothingInFlight(
                 f"no step in the last {step.arrivals - self._last_step:,} arrivals, and the budget counts steps alone: "
@@ -430,7 +430,8 @@ def _log_refusal(what: str, client: int, reason: str) -> None:
 def _patience(method: Method, mean_times: Sequence[float]) -> int:
     """Arrivals without a step after which none is to be expected: 400 times what comes in while the slowest client does
     the tasks that one step takes, and 2,000 more."""
-    return 2_000 + int(400 * method.tasks_per_step * sum(max(mean_times) / mean for mean in mean_times))
+    slowest = max(mean_times)
+    return 2_000 + int(400 * method.tasks_per_step * sum(slowest / mean for mean in mean_times))
 
 
 def configuration(method: Method, lr: float, stop: Stop, dim: int) -> dict[str, Any]:
