@@ -40,6 +40,13 @@ def test_fewer_calls_and_the_same_bits(name: str, count: int) -> None:
     assert len(short.graph.nodes) < 0.8 * len(full.graph.nodes)
 
 
+def test_shapes_are_noted_in_one_mode() -> None:
+    graph = traced(vmap(grad(lambda model, x: (model * x).sum().tanh())), torch.randn(3, 4), torch.randn(3, 4)).graph
+    noted = [node.meta["val"] for node in graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)]
+    assert len(noted) > 2
+    assert len({id(value.fake_mode) for value in noted}) == 1
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_one_graph_is_for_any_number_of_models(name: str) -> None:
     torch.manual_seed(0)

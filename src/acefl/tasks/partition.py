@@ -69,7 +69,7 @@ def _split(labels: npt.NDArray[Any], clients: int, how: str, alpha: float, class
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return [np.asarray(partitioner.load_partition(i)["row"], dtype=np.int64) for i in range(clients)]
+            return [np.asarray(partitioner.load_partition(i)[:]["row"], dtype=np.int64) for i in range(clients)]
     except ValueError as error:
         reason = str(error).partition(". ")[0]
         raise InvalidInput(f"partition {how!r} over {clients} clients does not fit these data: {reason}") from None
