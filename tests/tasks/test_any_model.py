@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -307,3 +308,117 @@ def test_data_that_cannot_be_used_are_refused_in_one_line(clients: Any, settings
     with pytest.raises(InvalidInput, match=message) as refused:
         linear(clients, **settings)
     assert "\n" not in str(refused.value)
+
+
+class _Centred(nn.Linear):
+    """Writes into what it is given."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs.sub_(0.5))
+
+
+def _numbers(*sizes: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    draw = torch.Generator().manual_seed(0)
+    return [(torch.randn(n, 4, generator=draw), torch.randint(CLASSES, (n,), generator=draw)) for n in sizes]
+
+
+def _changing_targets(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    targets.neg_().add_(CLASSES - 1)
+    return F.cross_entropy(outputs, targets)
+
+
+@pytest.mark.parametrize("compute", ["one-by-one", "together"])
+def test_evaluations_change_no_data_where_a_model_or_a_loss_writes_into_them(compute: str) -> None:
+    for model, loss in ((_Centred(4, CLASSES), F.cross_entropy), (nn.Linear(4, CLASSES), _changing_targets)):
+        task = TorchTask(model, loss, _numbers(5, 9), batch=3, compute=compute)
+        start = task.initial()
+        found = [(task.updates(start.unsqueeze(0), [1], [7]), task.evaluate(start).metrics) for _ in range(3)]
+        assert all(torch.equal(found[0][0], update) and found[0][1] == metrics for update, metrics in found)
+        inputs, targets = _numbers(5, 9)[1]
+        with torch.no_grad():
+            by_hand = float(loss(model(inputs), targets))
+        assert task.evaluate(start).client_loss[1].item() == pytest.approx(by_hand, rel=1e-5)
+
+
+class _SometimesTwice(nn.Module):
+    """Randomness that torch's generators know nothing of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, CLASSES)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        factor = (1 + (random.random() < 0.5)) * (1 + 2 * (np.random.rand() < 0.5))
+        return factor * self.layer(inputs)
+
+
+def test_what_a_model_draws_from_python_and_numpy_is_drawn_by_key() -> None:
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    task = TorchTask(_SometimesTwice(), nn.CrossEntropyLoss(), _numbers(5, 9), batch=3)
+    assert task.compute.name == "one-by-one"
+    models, clients, keys = task.initial().expand(12, -1), [1] * 12, list(range(100, 112))
+    found = task.updates(models, clients, keys)
+    backwards = task.updates(models, clients, keys[::-1])
+    assert torch.equal(found, backwards.flip(0))
+    assert task.evaluate(task.initial()).metrics == task.evaluate(task.initial()).metrics
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+    module = task.module(task.initial())
+    inputs, targets = task._data.draw(clients, keys)
+    factors = set()
+    for own, input, target in zip(found, inputs, targets, strict=True):
+        for factor in (1, 2, 3, 6):
+            loss = F.cross_entropy(factor * module.layer(input), target)
+            expected = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(module.parameters()))])
+            if torch.allclose(own, expected, rtol=1e-4, atol=1e-6):
+                factors.add(factor)
+    assert len(factors) > 1
+
+
+class _OwnLoss(nn.Module):
+    def __init__(self, weight: torch.Tensor | None, more: float) -> None:
+        super().__init__()
+        self.layer, self.weight, self.more = nn.Linear(4, CLASSES), weight, more
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+        logits = self.layer(x)
+        loss = F.cross_entropy(logits, labels, weight=self.weight)
+        if self.training:
+            loss = loss + self.more * logits.square().mean()
+        return SimpleNamespace(loss=loss, logits=logits)
+
+
+@pytest.mark.parametrize(("weight", "more"), [(torch.tensor([0.1, 1.0, 4.0]), 0.0), (None, 0.5)])
+def test_a_models_own_loss_is_not_taken_for_another_that_is_the_same_on_one_minibatch(weight: Any, more: float) -> None:
+    (first, _), others = _numbers(5, 30)
+    clients = [({"x": first}, torch.zeros(5).long()), ({"x": others[0]}, others[1])]
+    model = _OwnLoss(weight, more)
+    task = TorchTask(model, None, clients, batch=4)
+    inputs, targets = task._data.draw([1], [3])
+    loss = model(inputs["x"][0], targets[0]).loss
+    expected = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))])
+    torch.testing.assert_close(task.updates(task.initial().unsqueeze(0), [1], [3])[0], expected)
+
+
+def test_a_hook_on_a_parameter_is_refused() -> None:
+    model = nn.Linear(4, CLASSES)
+    model.weight.register_hook(lambda gradient: 0 * gradient)
+    with pytest.raises(InvalidInput, match="weight has a hook"):
+        TorchTask(model, nn.CrossEntropyLoss(), _numbers(5))
+
+
+def test_labels_of_bytes_are_classes() -> None:
+    as_bytes = [(inputs, targets.to(torch.uint8)) for inputs, targets in _numbers(5, 9)]
+    model = nn.Linear(4, CLASSES)
+    one, other = (TorchTask(model, nn.CrossEntropyLoss(), data) for data in (_numbers(5, 9), as_bytes))
+    assert one.evaluate(one.initial()).metrics == other.evaluate(other.initial()).metrics
+
+
+def test_one_number_per_sample_has_no_accuracy() -> None:
+    """The largest of one number is always the first."""
+    clients = [(inputs, (targets > 0).long()) for inputs, targets in _numbers(5, 9)]
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.binary_cross_entropy_with_logits(outputs.squeeze(1), targets.float())
+
+    task = TorchTask(nn.Linear(4, 1), loss, clients, test=clients[0])
+    assert "accuracy" not in task.evaluate(task.initial()).metrics

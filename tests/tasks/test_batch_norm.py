@@ -99,3 +99,16 @@ def test_a_run_with_them_repeats_bit_for_bit() -> None:
         return simulate(task, ASGD(), lr=0.05, stop=Stop(arrivals=30), seed=1).model
 
     assert torch.equal(run(), run())
+
+
+def test_what_is_frozen_stays_frozen() -> None:
+    model = nn.Sequential(*plain(), nn.BatchNorm1d(CLASSES), nn.Linear(CLASSES, CLASSES))
+    for part in model[:4]:
+        part.requires_grad_(False)
+    model[4].bias.requires_grad_(False)
+    backbone = model[1]
+    carried = carried_statistics(model)
+    assert carried[1] is backbone
+    trained = [name for name, own in carried.named_parameters() if own.requires_grad]
+    assert trained == ["4.weight", "4.carried_mean", "4.carried_var", "5.weight", "5.bias"]
+    assert len(TorchTask(carried, nn.CrossEntropyLoss(), [data(20)]).initial()) == 3 * CLASSES + CLASSES**2 + CLASSES

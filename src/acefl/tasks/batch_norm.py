@@ -56,14 +56,20 @@ def batch_statistics(model: nn.Module) -> nn.Module:
 def carried_statistics(model: nn.Module) -> nn.Module:
     """The same model with running statistics that travel in its parameters: see `CarriedBatchNorm`.
 
+    Layers of a frozen backbone stay as they are.
+
     Args:
         model: A module; it is changed in place.
     """
-    if isinstance(model, _BatchNorm) and model.track_running_stats:
-        return CarriedBatchNorm.of(model)
-    for name, child in model.named_children():
-        setattr(model, name, carried_statistics(child))
-    return model
+    return _carried(model, set(frozen_norms(model)))
+
+
+def _carried(module: nn.Module, frozen: set[nn.Module]) -> nn.Module:
+    if isinstance(module, _BatchNorm) and module.track_running_stats and module not in frozen:
+        return CarriedBatchNorm.of(module)
+    for name, child in module.named_children():
+        setattr(module, name, _carried(child, frozen))
+    return module
 
 
 class CarriedBatchNorm(_BatchNorm):
@@ -92,6 +98,8 @@ class CarriedBatchNorm(_BatchNorm):
             if norm.affine:
                 own.weight.copy_(norm.weight)
                 own.bias.copy_(norm.bias)
+                own.weight.requires_grad_(norm.weight.requires_grad)
+                own.bias.requires_grad_(norm.bias.requires_grad)
         return own
 
     def _check_input_dim(self, input: torch.Tensor) -> None:

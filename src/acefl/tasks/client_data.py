@@ -192,7 +192,7 @@ def _array(value: Any, what: str) -> np.ndarray[Any, Any]:
 
 def _whole(targets: torch.Tensor) -> torch.Tensor:
     """Classes as torch's losses want them."""
-    return targets.long() if targets.dtype in (torch.int8, torch.int16, torch.int32) else targets
+    return targets.long() if targets.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32) else targets
 
 
 def _cut(pair: Pair, sizes: dict[int, int]) -> dict[int, Pair]:

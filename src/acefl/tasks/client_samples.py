@@ -54,6 +54,13 @@ class ClientSamples:
         inputs, targets = self.draw([0], [0])
         return tree_map(lambda t: t[0], inputs), targets[0]
 
+    def minibatch_of_all(self) -> tuple[Batch, torch.Tensor]:
+        """A minibatch of samples from all over the data."""
+        count = min(max(2, self._batch), len(self.owner))
+        rows = torch.linspace(0, len(self.owner) - 1, count, dtype=torch.float64).long().to(self.device)
+        inputs, targets = self._pick(rows.unsqueeze(0), [0])
+        return tree_map(lambda t: t[0], inputs), targets[0]
+
     def first_of_each(self, count: int) -> tuple[Batch, torch.Tensor, list[int]]:
         """So many samples of each client, or all it has: inputs, targets, and how many these are."""
         place = torch.arange(len(self.owner), device=self.device) - self.offsets[self.owner]

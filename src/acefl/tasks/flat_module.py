@@ -37,6 +37,10 @@ class FlatModule:
         for name, parameter in trained.items():
             wrong = f"parameter {name} is {parameter.dtype}; allowed: torch.float32 (model.float() converts)"
             require(parameter.dtype == torch.float32, wrong)
+        for name, given in model.named_parameters():
+            hooked = bool(given._backward_hooks) and name in trained
+            wrong = f"parameter {name} has a hook on its gradient, which no copy of a model keeps"
+            require(not hooked, f"{wrong}; allowed: hooks that forward puts on tensors")
         self.names, self.parameters = list(trained), list(trained.values())
         self.numbers = sum(p.numel() for p in self.module.parameters())  # frozen ones too: what a pass computes with
         self._shapes = [p.shape for p in self.parameters]

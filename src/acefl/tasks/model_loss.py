@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from acefl.core.errors import InvalidInput
 from acefl.core.types import Vector
@@ -17,16 +20,21 @@ from acefl.tasks.own_loss import Loss, mean_of_given, named_loss
 _BESIDE_THE_FIRST = 0.05  # noise on the first model, when it is tried which loss it computes
 
 
+Minibatch = tuple[Batch, torch.Tensor]
+
+
 class ModelLoss:
     """The loss of a module on a batch, by the module's own parameters or others in their place.
 
-    `loss`: of outputs and targets. `random`: whether a forward pass draws random numbers, as dropout does.
+    `loss`: of outputs and targets. `random`: whether a forward pass in training draws random numbers, as dropout does.
+    `sample`: what the module gives of the first minibatch when it is evaluated, and the targets.
 
     Args:
         net: The module.
         loss: Loss of outputs and targets; None: what the module computes itself when it is given labels.
         prepare: Turns stored inputs into what the module takes; None: they are that already.
         first: A minibatch on which the module is tried.
+        of_all: Another one, of all clients.
     """
 
     def __init__(
@@ -34,11 +42,16 @@ class ModelLoss:
         net: FlatModule,
         loss: Loss | None,
         prepare: Callable[[Any], Any] | None,
-        first: tuple[Batch, torch.Tensor],
+        first: Minibatch,
+        of_all: Minibatch,
     ) -> None:
         self.net, self._prepare = net, prepare
-        self.loss: Loss = self._own_loss(*first) if loss is None else loss
-        self.random = self._draws_random_numbers(*first)
+        self._writes = False  # into the samples that it is given
+        self.loss: Loss = self._own_loss(first, of_all) if loss is None else loss
+        self.random = self._random_on_host = False
+        self._try(*first)
+        with self.trying(), net.evaluating():
+            self.sample = self.output(*first), first[1]
 
     @property
     def of_outputs(self) -> bool:
@@ -55,12 +68,12 @@ class ModelLoss:
         inputs = self._prepared(inputs)
         if self.of_outputs:
             return output_tensor(self.net(inputs, parameters))
-        own: torch.Tensor = self.net(inputs, parameters, labels=targets).loss
+        own: torch.Tensor = self.net(inputs, parameters, labels=self._spared(targets)).loss
         return own.float().expand(len(targets))
 
     def functional(self, flat: Vector, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
         """The loss as a function of the parameters."""
-        return self.loss(self.output(inputs, targets, self.net.named(flat)), targets)
+        return self.loss(self.output(inputs, targets, self.net.named(flat)), self._spared(targets))
 
     def gradient(self, model: Vector, inputs: Batch, targets: torch.Tensor) -> Vector:
         """By plain autograd."""
@@ -74,18 +87,21 @@ class ModelLoss:
 
     @contextlib.contextmanager
     def keyed_generator(self, key: int) -> Iterator[None]:
-        """Where the forward pass is random, torch's own generators start from the key, and are put back afterwards."""
+        """Where the forward pass is random, the generators it uses start from the key, and are put back afterwards."""
         if not self.random:
             yield
             return
-        with torch.random.fork_rng(devices=self._cuda_devices):
+        with self._generators_kept(on_host=self._random_on_host):
             torch.manual_seed(key >> 1)
+            if self._random_on_host:
+                random.seed(key)
+                np.random.seed(key % 2**32)
             yield
 
     @contextlib.contextmanager
     def trying(self) -> Iterator[None]:
-        """A first pass, which leaves torch's generators as they were; names that the model does not take are told."""
-        with torch.random.fork_rng(devices=self._cuda_devices):
+        """A first pass, which leaves generators as they were; names that the model does not take are told."""
+        with self._generators_kept(on_host=True):
             try:
                 yield
             except TypeError as error:
@@ -94,28 +110,60 @@ class ModelLoss:
                 allowed = "inputs that it takes, chosen by columns=([...], target) or named in a dict"
                 raise InvalidInput(f"the model does not take these inputs: {error}; allowed: {allowed}") from error
 
-    def _own_loss(self, inputs: Batch, targets: torch.Tensor) -> Loss:
-        """Which loss the model computes, tried beside the first model: a head of zeros gives all classes the same, and
-        then many losses are equal."""
-        first = self.net.vector.clone()
-        noise = torch.randn(first.shape, generator=torch.Generator().manual_seed(0)).to(first.device)
-        with self.trying(), self.net.evaluating():
+    def _own_loss(self, first: Minibatch, of_all: Minibatch) -> Loss:
+        """Which loss the model computes: tried on a minibatch, and in training on samples of all clients. Those of one
+        may all be of one class, which hides class weights, and some models add to their loss in training alone.
+
+        Beside the first model: a head of zeros gives all classes the same, and then many losses are equal.
+        """
+        start = self.net.vector.clone()
+        noise = torch.randn(start.shape, generator=torch.Generator().manual_seed(0)).to(start.device)
+        with self.trying(), torch.no_grad():
             try:
                 self.net.vector.add_(noise, alpha=_BESIDE_THE_FIRST)
-                return named_loss(self.net(self._prepared(inputs), labels=targets), targets)
+                with self.net.evaluating():
+                    evaluated = self._given(*first)
+                return named_loss(evaluated, self._given(*of_all))
             finally:
-                self.net.vector.copy_(first)
+                self.net.vector.copy_(start)
 
-    def _draws_random_numbers(self, inputs: Batch, targets: torch.Tensor) -> bool:
-        """Whether a gradient uses torch's generators: tried, since no list of layers is complete."""
+    def _given(self, inputs: Batch, targets: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        return self.net(self._prepared(inputs), labels=targets), targets
+
+    def _try(self, inputs: Batch, targets: torch.Tensor) -> None:
+        """Whether a pass draws random numbers, and whether one writes into samples, as in-place layers may: tried,
+        since no list of layers is complete."""
+        given = [*tree_leaves(inputs), targets]
+        before = [tensor._version for tensor in given]
         with self.trying(), self.net.refusing_changed_buffers():
-            before = self._generator_states()
+            states, on_host = self._generator_states(), _host_generators()
             self.gradient(self.net.vector.clone(), inputs, targets)
-            after = self._generator_states()
-        return any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
+            self._random_on_host = _host_generators() != on_host
+            drawn = any(not torch.equal(old, new) for old, new in zip(states, self._generator_states(), strict=True))
+            self.random = self._random_on_host or drawn
+        with self.trying(), self.net.evaluating():
+            self.output(inputs, targets)
+        self._writes = [tensor._version for tensor in given] != before
 
     def _prepared(self, inputs: Batch) -> Batch:
+        inputs = self._spared(inputs)
         return inputs if self._prepare is None else self._prepare(inputs)
+
+    def _spared(self, samples: Any) -> Any:
+        """A copy, where a pass would write into samples that are needed again."""
+        return tree_map(torch.clone, samples) if self._writes else samples
+
+    @contextlib.contextmanager
+    def _generators_kept(self, on_host: bool) -> Iterator[None]:
+        """Torch's generators, and with `on_host` Python's and numpy's, are afterwards as they were."""
+        pythons, numpys = random.getstate(), np.random.get_state()
+        with torch.random.fork_rng(devices=self._cuda_devices):
+            try:
+                yield
+            finally:
+                if on_host:
+                    random.setstate(pythons)
+                    np.random.set_state(numpys)
 
     @property
     def _cuda_devices(self) -> list[torch.device]:
@@ -123,3 +171,9 @@ class ModelLoss:
 
     def _generator_states(self) -> list[torch.Tensor]:
         return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._cuda_devices)]
+
+
+def _host_generators() -> tuple[Any, ...]:
+    """The states of Python's and numpy's own generators."""
+    _, words, *rest = np.random.get_state(legacy=True)
+    return random.getstate(), np.asarray(words).tobytes(), *rest

@@ -46,8 +46,10 @@ def mean_of_given(losses: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return torch.where((targets != IGNORED).any(), losses.mean(), math.nan)
 
 
-def named_loss(given: Any, targets: torch.Tensor) -> Loss:
-    """The loss that gives what the model gave with these targets; `mean_of_given` where it is none that we know."""
+def named_loss(*tried: tuple[Any, torch.Tensor]) -> Loss:
+    """The loss that gives what the model gave, each time with these targets; `mean_of_given` where it is none that we
+    know."""
+    given, targets = tried[0]
     own, logits = getattr(given, "loss", None), getattr(given, "logits", None)
     if not isinstance(own, torch.Tensor):
         raise InvalidInput("loss is None, and the model computes none; allowed: a loss of outputs and targets")
@@ -55,9 +57,14 @@ def named_loss(given: Any, targets: torch.Tensor) -> Loss:
     if not isinstance(logits, torch.Tensor) or not math.isfinite(float(own)):
         return mean_of_given
     for loss in _candidates(logits, targets):
-        if torch.isclose(loss(logits.float(), targets), own.float(), rtol=1e-4, atol=1e-6):
+        if all(_gives(loss, *one) for one in tried):
             return loss
     return mean_of_given
+
+
+def _gives(loss: Loss, given: Any, targets: torch.Tensor) -> bool:
+    found = loss(given.logits.float(), targets)
+    return bool(torch.isclose(found, given.loss.float(), rtol=1e-4, atol=1e-6, equal_nan=True))
 
 
 def _candidates(logits: torch.Tensor, targets: torch.Tensor) -> list[Loss]:

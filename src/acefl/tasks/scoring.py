@@ -87,8 +87,8 @@ class BatchLoss:
     """
 
     def __init__(self, loss: Loss, *, batch: int, limit: int, sample: Part) -> None:
-        self._loss, self._batch, self._limit = loss, batch, limit
-        self._adds_up = adds_up(loss, *sample)
+        self._loss, self._batch, self._limit = _writing_nowhere(loss, *sample), batch, limit
+        self._adds_up = adds_up(self._loss, *sample)
         self._elementwise = sample[0].shape == sample[1].shape
 
     def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -148,6 +148,16 @@ class BatchLoss:
         return self._loss.weight.double().cpu()  # type: ignore[attr-defined, no-any-return]
 
 
+def _writing_nowhere(loss: Loss, outputs: torch.Tensor, targets: torch.Tensor) -> Loss:
+    """The loss, on copies where it writes into what it is given: here these are the stored targets."""
+    given = outputs.clone(), targets.clone()
+    before = [tensor._version for tensor in given]
+    loss(*given)
+    if [tensor._version for tensor in given] == before:
+        return loss
+    return functools.wraps(loss)(lambda outputs, targets: loss(outputs.clone(), targets.clone()))
+
+
 def adds_up(loss: Loss, outputs: torch.Tensor, targets: torch.Tensor) -> bool:
     """Whether the same samples twice have twice the loss: tried, since a loss need not say that it sums."""
     once = loss(outputs, targets)
@@ -183,8 +193,9 @@ def are_labels(targets: torch.Tensor) -> bool:
 
 
 def hits(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
-    """Which samples are classified right, where that means something."""
-    return (outputs.argmax(1) == targets).float() if outputs.dim() == 2 and are_labels(targets) else None
+    """Which samples are classified right, where that means something: a single number per sample names no class."""
+    classes = outputs.dim() == 2 and outputs.shape[1] > 1 and are_labels(targets)
+    return (outputs.argmax(1) == targets).float() if classes else None
 
 
 def score(

@@ -152,7 +152,8 @@ class TorchTask(Shown):
         self._data = ClientSamples(read(clients, columns, collate), self.device, batch, augment)
         self.samples = self._data.sizes
         self._own_loss = loss is None
-        self._model = ModelLoss(self._net, loss, prepare, self._data.first_minibatch())
+        tried = self._data.first_minibatch(), self._data.minibatch_of_all()
+        self._model = ModelLoss(self._net, loss, prepare, *tried)
         require(
             self._model.of_outputs or not metrics,
             "metrics need outputs, and only the model knows its loss; allowed: a loss of outputs and targets",
@@ -228,12 +229,9 @@ class TorchTask(Shown):
 
     def _sized_loss(self) -> BatchLoss:
         """The loss as evaluation calls it; how it takes batches of other sizes is tried on a minibatch."""
-        inputs, targets = self._data.first_minibatch()
-        with self._model.trying(), self._net.evaluating():
-            sample = self._model.output(inputs, targets), targets
-            given, loss = self._own_metrics, self._model.loss
-            self._metrics = usual(loss, sample[0], self._data.targets) if given is None else given
-            return BatchLoss(loss, batch=self._batch, limit=self._evaluation_batch, sample=sample)
+        given, loss, sample = self._own_metrics, self._model.loss, self._model.sample
+        self._metrics = usual(loss, sample[0], self._data.targets) if given is None else given
+        return BatchLoss(loss, batch=self._batch, limit=self._evaluation_batch, sample=sample)
 
     def describe(self) -> dict[str, Any]:
         work = {"client_work": client_work(self._local, self._batch)}
@@ -360,7 +358,7 @@ class TorchTask(Shown):
     def evaluate(self, model: Vector) -> Evaluation:
         self._net.vector.copy_(model)
         alone = self._test is None
-        with self._net.evaluating():
+        with self._model.keyed_generator(0), self._net.evaluating():
             own = score(self._batch_loss, self._outputs(self._own), self._own, self._metrics, overall=alone)
             test, held_out = self._held_out()
         penalty = 0.5 * self._ridge * float(model @ model) if self._ridge else 0.0
