@@ -22,7 +22,7 @@ import pytest
 
 import acefl
 from acefl import rules, tasks
-from acefl.cli import main, options
+from acefl.cli import main, options, reproduce
 from acefl.cli.app import app
 from acefl.core import optimizers, schedules
 from acefl.core.stop import Stop
@@ -31,6 +31,11 @@ from acefl.studies import spec
 from acefl.tasks.partition import PARTITIONS
 
 TINY = ["--task", "quadratic", "--clients", "5", "--dim", "3", "--arrivals", "30"]
+NAMES = [
+    command.name or command.callback.__name__
+    for command in app.registered_commands
+    if command.callback and not command.hidden
+]
 SMALL_COMPARISON = ["compare", *TINY, "--method", "ACE", "--method", "FedBuff", "--seeds", "2", "--workers", "1"]
 
 
@@ -78,18 +83,31 @@ def python(*arguments: str, **more: Any) -> subprocess.Popen[str]:
 
 
 def test_help_names_every_command_and_gives_examples(acefl_command: Terminal) -> None:
-    names = [
-        command.name or command.callback.__name__
-        for command in app.registered_commands
-        if command.callback and not command.hidden
-    ]
     code, out, _ = acefl_command("--help")
     assert code == 0
-    assert {"compare", "run", "tune", "report", "doctor"} <= set(names)
-    assert all(re.search(rf"^\W*{name} ", out, re.MULTILINE) for name in names)
+    assert {"compare", "run", "tune", "report", "doctor"} <= set(NAMES)
+    assert all(re.search(rf"^\W*{name} ", out, re.MULTILINE) for name in NAMES)
     assert "--install-completion" in out
-    for arguments in [(), *((name,) for name in names)]:
+    for arguments in [(), *((name,) for name in NAMES)]:
         assert "Examples:" in acefl_command(*arguments, "--help")[1]
+
+
+@pytest.mark.parametrize("command", ["", *NAMES])
+def test_help_shows_every_line_as_it_was_written(
+    acefl_command: Terminal, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """No line is too long for a terminal of 80 columns, and none has brackets, which the help would leave out."""
+    monkeypatch.setenv("COLUMNS", "80")
+    text = getattr(sys.modules[f"acefl.cli.{command or 'app'}"], command or "acefl_").__doc__
+    shown = {line.strip() for line in acefl_command(*command.split(), "--help")[1].splitlines()}
+    assert {line.strip() for line in text.splitlines()[1:]} <= shown  # the first one is wrapped
+
+
+def test_help_says_what_can_be_reproduced_and_how_a_table_is_encoded(acefl_command: Terminal) -> None:
+    shown = acefl_command("reproduce", "--help")[1]
+    assert all(name in shown for name in reproduce.NAMES)
+    shown = acefl_command("plan", "--help")[1]
+    assert all(name in shown for name in ("fp32", "bf16", "int8", "int4"))
 
 
 def test_no_arguments_is_help_and_version_is_the_packages(acefl_command: Terminal) -> None:
