@@ -6,6 +6,7 @@ Most tests call `acefl.cli.main` in this process, since a new one spends seconds
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import json
 import os
@@ -439,6 +440,9 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["compare", *TINY, "--seeds", f"{spec.TUNING_SEED},"], [str(spec.TUNING_SEED), "tuning"]),
     (["compare", *TINY, "--lr", "0"], ["lr is 0", "above 0"]),
     (["compare", *TINY, "--lr", "inf"], ["lr is inf"]),
+    (["compare", *TINY, "--lr", "ACE=0.1", "--lr", "ACE=0.2"], ["lr of ACE is given twice"]),
+    (["compare", *TINY, "--lr-centre", "0"], ["lr-centre is 0", "above 0"]),
+    (["compare", *TINY, "--lr", "0.1", "--noise", "nan"], ["noise is nan", "a finite number"]),
     (["compare", *TINY, "--workers", "0"], ["workers is 0"]),
     (["compare", *TINY, "--evaluations", "0"], ["--evaluations", "1"]),
     (["compare", *TINY, "--out", "foreign"], ["foreign", "not an acefl record"]),
@@ -452,6 +456,9 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["run", *TINY, "--lr", "0.1", "--out", "foreign"], ["foreign", "not an acefl record"]),
     (["run", *TINY, "--lr", "0.1", "--method", "FedBuff(buffer=0)"], ["buffer is 0"]),
     (["tune", "--method", "SGD"], ["SGD", "ASGD"]),
+    (["tune", *TINY, "--lr-centre", "-1"], ["lr-centre is -1", "above 0"]),
+    (["sweep", "missing.toml"], ["cannot read grid missing.toml: No such file or directory"]),
+    (["plan", "--params", "0", "--clients", "3"], ["at least 1"]),
     (["report"], ["DIR"]),
     (["report", "missing"], ["missing", "no such directory"]),
     (["report", "foreign"], ["foreign", "compare.json"]),
@@ -484,6 +491,22 @@ def test_a_foreign_directory_is_refused_before_any_work(
     for command in (["compare"], ["run", "--lr", "0.1"]):
         assert acefl_command(*command, *TINY, "--out", "foreign")[0] == 2
     assert worked == []
+
+
+def test_a_stand_in_has_as_many_clients_as_the_run_had(acefl_command: Terminal) -> None:
+    assert acefl_command("run", *TINY, "--lr", "0.1", "--out", "made")[0] == 0
+    replay = ["replay", "made", "--method", "ACE", "--task", "quadratic", "--clients"]
+    assert acefl_command(*replay, "3") == (2, "", "error: clients is 3; allowed: 5, as many as the run had\n")
+    assert acefl_command(*replay, "5")[0] == 0
+
+
+def test_too_little_memory_is_one_line(acefl_command: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(**settings: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setitem(tasks.TASKS, "quadratic", functools.wraps(tasks.TASKS["quadratic"])(build))
+    code, out, err = acefl_command("run", "--task", "quadratic", "--dim", "7", "--lr", "0.1")
+    assert (code, out, err) == (1, "", "error: out of memory: try fewer clients, or a smaller model\n")
 
 
 def test_the_process_itself_ends_with_the_code_and_the_line() -> None:
