@@ -244,7 +244,7 @@ def joining(settings: Method) -> None:
 
 
 def leaving(settings: Method) -> None:
-    """What a client has sent stops to count once it has left: other updates of it lead to the same later steps."""
+    """What a client has sent stops counting once it has left: other updates of it lead to the same later steps."""
     if settings.uploads is not Upload.UPDATE:
         raise SkipTest("the server cannot take back what such clients sent")
     log, _ = _history(settings)

@@ -6,6 +6,7 @@ Most tests call `acefl.cli.main` in this process, since a new one spends seconds
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import json
 import os
@@ -22,7 +23,7 @@ import pytest
 
 import acefl
 from acefl import rules, tasks
-from acefl.cli import main, options
+from acefl.cli import main, options, reproduce
 from acefl.cli.app import app
 from acefl.core import optimizers, schedules
 from acefl.core.stop import Stop
@@ -31,6 +32,11 @@ from acefl.studies import spec
 from acefl.tasks.partition import PARTITIONS
 
 TINY = ["--task", "quadratic", "--clients", "5", "--dim", "3", "--arrivals", "30"]
+NAMES = [
+    command.name or command.callback.__name__
+    for command in app.registered_commands
+    if command.callback and not command.hidden
+]
 SMALL_COMPARISON = ["compare", *TINY, "--method", "ACE", "--method", "FedBuff", "--seeds", "2", "--workers", "1"]
 
 
@@ -78,18 +84,31 @@ def python(*arguments: str, **more: Any) -> subprocess.Popen[str]:
 
 
 def test_help_names_every_command_and_gives_examples(acefl_command: Terminal) -> None:
-    names = [
-        command.name or command.callback.__name__
-        for command in app.registered_commands
-        if command.callback and not command.hidden
-    ]
     code, out, _ = acefl_command("--help")
     assert code == 0
-    assert {"compare", "run", "tune", "report", "doctor"} <= set(names)
-    assert all(re.search(rf"^\W*{name} ", out, re.MULTILINE) for name in names)
+    assert {"compare", "run", "tune", "report", "doctor"} <= set(NAMES)
+    assert all(re.search(rf"^\W*{name} ", out, re.MULTILINE) for name in NAMES)
     assert "--install-completion" in out
-    for arguments in [(), *((name,) for name in names)]:
+    for arguments in [(), *((name,) for name in NAMES)]:
         assert "Examples:" in acefl_command(*arguments, "--help")[1]
+
+
+@pytest.mark.parametrize("command", ["", *NAMES])
+def test_help_shows_every_line_as_it_was_written(
+    acefl_command: Terminal, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """No line is too long for a terminal of 80 columns, and none has brackets, which the help would leave out."""
+    monkeypatch.setenv("COLUMNS", "80")
+    text = getattr(sys.modules[f"acefl.cli.{command or 'app'}"], command or "acefl_").__doc__
+    shown = {line.strip() for line in acefl_command(*command.split(), "--help")[1].splitlines()}
+    assert {line.strip() for line in text.splitlines()[1:]} <= shown  # the first one is wrapped
+
+
+def test_help_says_what_can_be_reproduced_and_how_a_table_is_encoded(acefl_command: Terminal) -> None:
+    shown = acefl_command("reproduce", "--help")[1]
+    assert all(name in shown for name in reproduce.NAMES)
+    shown = acefl_command("plan", "--help")[1]
+    assert all(name in shown for name in ("fp32", "bf16", "int8", "int4"))
 
 
 def test_no_arguments_is_help_and_version_is_the_packages(acefl_command: Terminal) -> None:
@@ -421,6 +440,9 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["compare", *TINY, "--seeds", f"{spec.TUNING_SEED},"], [str(spec.TUNING_SEED), "tuning"]),
     (["compare", *TINY, "--lr", "0"], ["lr is 0", "above 0"]),
     (["compare", *TINY, "--lr", "inf"], ["lr is inf"]),
+    (["compare", *TINY, "--lr", "ACE=0.1", "--lr", "ACE=0.2"], ["lr of ACE is given twice"]),
+    (["compare", *TINY, "--lr-centre", "0"], ["lr-centre is 0", "above 0"]),
+    (["compare", *TINY, "--lr", "0.1", "--noise", "nan"], ["noise is nan", "a finite number"]),
     (["compare", *TINY, "--workers", "0"], ["workers is 0"]),
     (["compare", *TINY, "--evaluations", "0"], ["--evaluations", "1"]),
     (["compare", *TINY, "--out", "foreign"], ["foreign", "not an acefl record"]),
@@ -434,6 +456,9 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["run", *TINY, "--lr", "0.1", "--out", "foreign"], ["foreign", "not an acefl record"]),
     (["run", *TINY, "--lr", "0.1", "--method", "FedBuff(buffer=0)"], ["buffer is 0"]),
     (["tune", "--method", "SGD"], ["SGD", "ASGD"]),
+    (["tune", *TINY, "--lr-centre", "-1"], ["lr-centre is -1", "above 0"]),
+    (["sweep", "missing.toml"], ["cannot read grid missing.toml: No such file or directory"]),
+    (["plan", "--params", "0", "--clients", "3"], ["at least 1"]),
     (["report"], ["DIR"]),
     (["report", "missing"], ["missing", "no such directory"]),
     (["report", "foreign"], ["foreign", "compare.json"]),
@@ -466,6 +491,22 @@ def test_a_foreign_directory_is_refused_before_any_work(
     for command in (["compare"], ["run", "--lr", "0.1"]):
         assert acefl_command(*command, *TINY, "--out", "foreign")[0] == 2
     assert worked == []
+
+
+def test_a_stand_in_has_as_many_clients_as_the_run_had(acefl_command: Terminal) -> None:
+    assert acefl_command("run", *TINY, "--lr", "0.1", "--out", "made")[0] == 0
+    replay = ["replay", "made", "--method", "ACE", "--task", "quadratic", "--clients"]
+    assert acefl_command(*replay, "3") == (2, "", "error: clients is 3; allowed: 5, as many as the run had\n")
+    assert acefl_command(*replay, "5")[0] == 0
+
+
+def test_too_little_memory_is_one_line(acefl_command: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(**settings: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setitem(tasks.TASKS, "quadratic", functools.wraps(tasks.TASKS["quadratic"])(build))
+    code, out, err = acefl_command("run", "--task", "quadratic", "--dim", "7", "--lr", "0.1")
+    assert (code, out, err) == (1, "", "error: out of memory: try fewer clients, or a smaller model\n")
 
 
 def test_the_process_itself_ends_with_the_code_and_the_line() -> None:

@@ -150,8 +150,8 @@ def test_a_trace_may_come_from_a_spreadsheet(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "has columns None; allowed: client,duration"),
-        ("who,long\n0,1\n", "has columns .*; allowed: client,duration"),
+        ("", "has columns none; allowed: client,duration"),
+        ("who,long\n0,1\n", "has columns who,long; allowed: client,duration"),
         ("client,duration\n0,1\n1,slow\n", "line 3: not a client number and a duration"),
         ("client,duration\n0,1\n1\n", "line 3: not a client number and a duration"),
         ("client,duration\n0.5,1\n", "line 2: not a client number"),
@@ -175,7 +175,7 @@ def test_bad_traces_are_refused_by_line(tmp_path: Path, content: str, message: s
 def test_unreadable_traces_are_refused(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(b"client,duration\n\xff\xfe\n")
     for path in (tmp_path / "missing.csv", tmp_path, tmp_path / "t.csv"):
-        with pytest.raises(InvalidInput, match="cannot read trace"):
+        with pytest.raises(InvalidInput, match=r"cannot read trace [^\[]*$"):
             read_trace(path, 2)
 
 

@@ -426,6 +426,15 @@ def test_a_directory_is_not_written_over(small: Path) -> None:
         report.build(small, small)
 
 
+def test_only_a_page_is_written_over(small: Path, tmp_path: Path) -> None:
+    before = (small / "compare.json").read_bytes()
+    with pytest.raises(InvalidInput, match=r"compare.json: exists and is no page; allowed: a new file, or one that"):
+        report.build(small, small / "compare.json")
+    assert (small / "compare.json").read_bytes() == before
+    page = report.build(small, tmp_path / "page.html")
+    assert report.build(small, page) == page
+
+
 # -- helpers --------------------------------------------------------------------------------------------------------
 
 

@@ -342,6 +342,7 @@ def test_data_without_a_finite_loss_are_refused_by_client() -> None:
     [
         ({"lr": 0.0}, "lr is 0.0; allowed: a finite number above 0"),
         ({"lr": math.nan}, "lr is nan; allowed"),
+        ({"lr": 1e300}, r"lr is 1e\+300; allowed: at most 3.4e\+38"),
         ({"evaluations": 0}, "evaluations is 0; allowed: at least 1"),
         ({"scenario": Scenario(concurrency=11)}, "concurrency is 11; allowed: at most the number of clients, 10"),
         ({"scenario": Scenario(trace="nowhere.csv")}, "cannot read trace nowhere.csv"),

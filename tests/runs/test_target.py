@@ -7,7 +7,7 @@ import json
 import logging
 import math
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args, get_type_hints
 
 import pytest
 import torch
@@ -213,3 +213,8 @@ def test_a_target_that_nobody_measured_is_warned_of(caplog: pytest.LogCaptureFix
             evaluations=2,
         ).complete()
     assert "the target was never measured: no evaluation says accuracy" in caplog.text
+
+
+def test_a_target_may_be_written_as_text_and_types_say_so() -> None:
+    assert Stop(arrivals=9, target="gap=0.5") == Stop(arrivals=9, target=("gap", 0.5))
+    assert str in get_args(get_type_hints(Stop)["target"])

@@ -280,7 +280,7 @@ def test_threads_are_given_back(tmp_path: Path) -> None:
         ({"lr": 0.0}, "lr is 0.0; allowed"),
         ({"lr": {"ACE": -1.0}}, "lr of ACE is -1.0; allowed"),
         ({"lr": {"ACED": 1.0}}, "lr is given for ACED, which is not compared; allowed: ACE, FedBuff"),
-        ({"lr_centre": -1.0}, "lr is -1.0; allowed"),
+        ({"lr_centre": -1.0}, "lr_centre is -1.0; allowed"),
         ({"evaluations": 0}, "evaluations is 0; allowed"),
         ({"workers": 0}, "workers is 0; allowed: at least 1"),
         ({"scenario": Scenario(concurrency=7)}, "concurrency is 7; allowed: at most the number of clients, 6"),

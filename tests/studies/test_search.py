@@ -103,5 +103,5 @@ def test_answers_may_come_in_any_order(order: list[int]) -> None:
 
 @pytest.mark.parametrize("centre", [0.0, -1.0, math.inf, math.nan])
 def test_a_bad_centre_is_refused(centre: float) -> None:
-    with pytest.raises(InvalidInput, match=f"lr is {centre}; allowed: a finite number above 0"):
+    with pytest.raises(InvalidInput, match=f"lr_centre is {centre}; allowed: a finite number above 0"):
         LearningRateSearch(centre)

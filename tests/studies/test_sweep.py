@@ -131,6 +131,10 @@ def test_ray_and_this_process_give_the_same_cells(tmp_path: Path) -> None:
         ({"lr": "fast"}, "lr is 'fast'"),
         ({"lr": 0.1, "schedule": "Cosin"}, "unknown schedule 'Cosin'"),
         ({"lr": -1.0}, "lr is -1"),
+        ({"lr": 0.1, "seed": [0, 1, 0]}, "seed has 0 more than once; allowed: each value once"),
+        ({"lr": 0.1, "evaluations": 0}, "evaluations is 0; allowed: at least 1"),
+        ({"lr": 0.1, "task": {"name": "digit"}}, "unknown task 'digit'; allowed: .*digits"),
+        ({"lr": 0.1, "task": {"name": "digits", "size": 3}}, "task digits has no setting 'size'; allowed: clients, "),
         ({"lr": 0.1, "task": {"name": "quadratic", "clients": 3}, "scenario": {"concurrency": 4}}, "at most"),
     ],
 )

@@ -63,7 +63,7 @@ def acefl_(
       acefl tune --method ASGD           find a learning rate, and tau or buffer
       acefl sweep grid.toml              a grid of runs, gone on with if killed
       acefl leaderboard --quick          all methods on a fixed set of scenarios
-      acefl diagnose                     how wrong is each method's update, and why
+      acefl diagnose                     how wrong are the updates, and why
       acefl plan --params 11M --clients 1000   what the table will cost
       acefl replay RUN --method ACE      what would ACE have done with this run?
       acefl reproduce rates-table        a table of the paper, ours beside theirs

@@ -58,10 +58,10 @@ def diagnose(
 ) -> None:
     """Measure how wrong each method's update is, and why.
 
-    An update differs from the true gradient by sampling noise, by participation bias
-    (not everybody is in it alike) and by delay (it was computed on old models). Each
-    is measured here, method by method, on your task; then how bias and delay grow with
-    unequal speeds and data, and how fast the gradient falls.
+    An update differs from the true gradient by sampling noise, by participation
+    bias (not everybody is in it alike) and by delay (it was computed on old
+    models). Each is measured here, method by method, on your task; then how bias
+    and delay grow with unequal speeds and data, and how fast the gradient falls.
 
     Examples:
       acefl diagnose

@@ -37,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), WRONG_INPUT)
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), WRONG_INPUT)
+    except MemoryError:
+        return _fail("out of memory: try fewer clients, or a smaller model", BROKEN)
     except BrokenExecutor:
         return _fail("a worker process was killed, perhaps for want of memory: try fewer --workers", BROKEN)
     if code == INTERRUPTED:

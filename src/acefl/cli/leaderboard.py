@@ -95,15 +95,15 @@ def leaderboard(
 ) -> None:
     """Rank all methods on six scenarios and two tasks.
 
-    Every method is tuned in every cell with the same budget, on a seed that is not
-    reported, and then runs on all seeds. Cells land as they finish: killed, it goes
-    on where it was when called again, and a method or a task that joins later costs
-    its own cells only.
+    Every method is tuned in every cell with the same budget, on a seed that is
+    not reported, and then runs on all seeds. Cells land as they finish: killed,
+    it goes on where it was when called again, and a method or a task that joins
+    later costs its own cells only.
 
     Examples:
       acefl leaderboard --quick
       acefl leaderboard --natural --quick --out natural-board
-      acefl leaderboard --natural --data heart=data/heart-disease --out natural-board
+      acefl leaderboard --natural --data heart=data/heart-disease --out hearts
       acefl leaderboard --workers 16 --out board
       acefl leaderboard --rule mypkg.mymodule:MyRule --out board
       acefl leaderboard --rule mypkg.mymodule:MyRule --only --out mine

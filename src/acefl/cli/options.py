@@ -192,6 +192,11 @@ def check_rate(lr: float | None) -> float | None:
     return lr
 
 
+def check_centre(lr_centre: float) -> float:
+    require(0 < lr_centre < float("inf"), f"lr-centre is {lr_centre}; allowed: a finite number above 0")
+    return lr_centre
+
+
 def check_seed(seed: int) -> int:
     """What both torch and scikit-learn take for a seed."""
     require(0 <= seed < 2**32, f"seed is {seed}; allowed: from 0 to {2**32 - 1}")
@@ -234,7 +239,7 @@ Seed = Annotated[
 Evaluations = Annotated[int, typer.Option(metavar="N", min=1, help="Points per curve", rich_help_panel=BUDGET)]
 RateCentre = Annotated[
     float,
-    typer.Option(metavar="X", help="Middle of the first five rates tried", callback=check_rate, rich_help_panel=RATE),
+    typer.Option(metavar="X", help="Middle of the first five rates tried", callback=check_centre, rich_help_panel=RATE),
 ]
 Rates = Annotated[
     list[str] | None,
@@ -293,6 +298,7 @@ def parse_rates(given: list[str] | None) -> float | dict[str, float] | None:
     rates: dict[str, float] = {}
     for text in given:
         name, _, number = text.rpartition("=")
+        require(not name or name.strip() not in rates, f"lr of {name.strip()} is given twice; allowed: once")
         try:
             rates[name.strip()] = float(number)
         except ValueError:

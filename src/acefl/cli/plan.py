@@ -13,14 +13,14 @@ from acefl.cli import options
 def plan(
     params: Annotated[str, typer.Option(metavar="N", help="The model's parameters: 11.2M, 500K, 1.1B")],
     clients: Annotated[int, typer.Option(metavar="N", help="How many clients")],
-    table: Annotated[str, typer.Option(metavar="NAME", help="Encoding: fp32, bf16, int8")] = "int8",
+    table: Annotated[str, typer.Option(metavar="NAME", help="Encoding: fp32, bf16, int8, int4")] = "int8",
     home: Annotated[str, typer.Option(metavar="PLACE", help="memory, or the file to keep the table in")] = "memory",
     json: options.Json = False,
 ) -> None:
     """Forecast what ACE's table costs on this machine.
 
-    Sizes follow from the numbers; the time per arrival is taken here, by running the
-    real kernels on a small table with rows of the same length.
+    Sizes follow from the numbers; the time per arrival is taken here, by running
+    the real kernels on a small table with rows of the same length.
 
     Examples:
       acefl plan --params 11.2M --clients 1000 --table int8

@@ -9,6 +9,7 @@ import typer
 
 from acefl.cli import options
 from acefl.cli.flatten import with_options
+from acefl.core.errors import require
 
 
 @with_options
@@ -53,8 +54,8 @@ def replay(
     RUN is a run directory: of a simulation, of Ray, or of a Flower federation.
     Clients get and send models exactly when they did there; what they learn is
     computed anew, on the run's own task, or on a stand-in named with --task (the
-    data of a real federation never was on the server). A task of your own is named
-    again, as it was.
+    data of a real federation never was on the server). A task of your own is
+    named again, as it was.
 
     Examples:
       acefl replay runs/fedbuff --method ACE --method 'ACED(tau=50)'
@@ -85,4 +86,7 @@ def replay(
 
 def _named(task: options.TaskOptions, recorded: Any) -> dict[str, Any]:
     """The task that was named; a stand-in of the library's has as many clients as the run had."""
-    return task.build() | ({} if options.is_own(task.task) else {"clients": len(recorded.participation)})
+    clients = len(recorded.participation)
+    good = task.clients in (None, clients) or options.is_own(task.task)
+    require(good, f"clients is {task.clients}; allowed: {clients}, as many as the run had")
+    return task.build() | ({} if options.is_own(task.task) else {"clients": clients})

@@ -27,7 +27,7 @@ FORMS = ("printed", "tuned")
 def reproduce(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help=f"One of {', '.join(NAMES)}", autocompletion=lambda: list(NAMES)),
+        typer.Argument(metavar="NAME", autocompletion=lambda: list(NAMES)),
     ],
     data: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder with the data set [dim]\\[downloaded from the hub][/dim]")
@@ -64,15 +64,19 @@ def reproduce(
 ) -> None:
     """Reproduce a figure or table of the paper.
 
-    Writes every run as a line of JSON, figures, and a README with our value beside
-    the paper's. Killed, it goes on where it was when called again.
+    NAME is one of cifar10-main, cifar10-extended, dropout, cifar100-heatmap,
+    news20-table, quantization, rates-table, overheads-table, amplification,
+    readings.
+
+    Writes every run as a line of JSON, figures, and a README with our value
+    beside the paper's. Killed, it goes on where it was when called again.
 
     Examples:
       acefl reproduce rates-table
       acefl reproduce cifar10-main --data ~/cifar --quick
-      acefl reproduce cifar10-main --data ~/cifar --device cuda --form tuned --seeds 5
-      acefl reproduce readings --data ~/cifar --device cuda --start resnet18.safetensors
-      acefl reproduce news20-table --data ~/20news --model distilbert-base-uncased --device cuda
+      acefl reproduce cifar10-main --data ~/cifar --device cuda --form tuned
+      acefl reproduce readings --data ~/cifar --start resnet18.safetensors
+      acefl reproduce news20-table --data ~/20news --device cuda
     """
     from acefl import paper as recipes
     from acefl.cli import show

@@ -113,7 +113,7 @@ def run(
       acefl run --resume runs/long
       acefl run --lr 0.25 --logger tensorboard
       acefl run --method mypkg.mymodule:MyRule --lr 0.1
-      acefl run --task 'mypkg.mymodule:make_task(batch=8)' --lr 0.1 --out runs/mine
+      acefl run --task 'mymodule:make_task(batch=8)' --lr 0.1 --out runs/mine
       acefl run --fleet ray --actors 4 --lr 0.25 --arrivals 20000
     """
     from acefl import Every, report, simulate

@@ -11,7 +11,7 @@ from acefl.cli import options
 
 
 def sweep(
-    grid: Annotated[Path | None, typer.Argument(metavar="GRID.toml", help="The grid; lists in it multiply")] = None,
+    grid: Annotated[Path | None, typer.Argument(metavar="GRID.toml")] = None,
     vary: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=V,V", help="A setting and its values, in place of the file's; repeat it"),
@@ -28,14 +28,16 @@ def sweep(
 ) -> None:
     """Run every combination of the settings in a grid.
 
-    Results land as they finish. Killed, it goes on where it was when called again;
-    a combination that fails is written down and does not stop the others. Keys are
-    method, lr, optimizer, schedule, seed, evaluations, and those of [task],
-    [scenario] and [stop]; docs/sweep.md has a grid to copy.
+    Lists in GRID.toml multiply. Results land as they finish. Killed, it goes on
+    where it was when called again; a combination that fails is written down and
+    does not stop the others. Keys are method, lr, optimizer, schedule, seed,
+    evaluations, and those of the tables task, scenario and stop; docs/sweep.md
+    has a grid to copy.
 
     Examples:
       acefl sweep grid.toml
-      acefl sweep --vary method=ACE,ASGD --vary lr=0.05,0.2 --vary task.alpha=0.1,1
+      acefl sweep --vary method=ACE,ASGD --vary lr=0.05,0.2 --out rates
+      acefl sweep --vary lr=0.1 --vary task.alpha=0.1,1
       acefl sweep grid.toml --vary seed=0,1,2,3,4 --ray auto
     """
     from acefl import report

@@ -31,7 +31,7 @@ def tune(
         typer.Option(
             metavar="X",
             help="Rates are looked for a factor of 128 either way",
-            callback=options.check_rate,
+            callback=options.check_centre,
             rich_help_panel=options.RATE,
         ),
     ] = 0.25,
@@ -59,8 +59,8 @@ def tune(
 
     Successive halving within a budget, on a seed that no result is reported on:
     trials get a quarter of a run, the better half of them half a run, the better
-    half of these a whole one. A tau or buffer that you name stays as it is, and so
-    does with --all every setting that is not at its default.
+    half of these a whole one. A tau or buffer that you name stays as it is. With
+    --all, so does every setting that is not at its default.
 
     Examples:
       acefl tune

@@ -19,6 +19,8 @@ from acefl.core.state import snapshot
 from acefl.core.turns import Sent, Turns
 from acefl.core.types import Arrival, Event, GaveUp, Joined, Restarted, State, Vector
 
+LARGEST = torch.finfo(torch.float32).max  # learning rate, since the model is float32
+
 
 class Server:
     """Owns the model vector and turns arrivals into steps by its rule.
@@ -63,6 +65,7 @@ class Server:
         journal: Journal | None = None,
     ) -> None:
         require(math.isfinite(lr) and lr > 0, f"lr is {lr}; allowed: a finite number above 0")
+        require(lr <= LARGEST, f"lr is {lr}; allowed: at most {LARGEST:.2g}, the largest float32")
         kind = type(rule).__name__
         require(isinstance(rule, Rule), f"rule is a {kind}; allowed: an acefl.Rule (class {kind}(acefl.Rule): ...)")
         self.model = model.clone()

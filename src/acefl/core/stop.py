@@ -29,7 +29,7 @@ class Stop:
     arrivals: int | None = None
     steps: int | None = None
     time: float | None = None
-    target: tuple[str, float] | None = None
+    target: tuple[str, float] | str | None = None
 
     def __post_init__(self) -> None:
         limits = {"arrivals": self.arrivals, "steps": self.steps, "time": self.time}
@@ -44,7 +44,7 @@ class Stop:
     @property
     def aim(self) -> Target | None:
         """The target, if there is one."""
-        return None if self.target is None else Target(*self.target)
+        return None if self.target is None else Target.of(self.target)
 
     def record(self) -> dict[str, Any]:
         """As a record holds it: the limits, and the target if there is one."""

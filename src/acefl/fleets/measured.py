@@ -103,7 +103,8 @@ def _rows(path: str | Path, *, numbered: bool) -> list[tuple[int, str, float]]:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             if not {"client", "duration"} <= set(reader.fieldnames or ()):
-                raise InvalidInput(f"trace {path} has columns {reader.fieldnames}; allowed: client,duration")
+                columns = ",".join(reader.fieldnames or ()) or "none"
+                raise InvalidInput(f"trace {path} has columns {columns}; allowed: client,duration")
             for line, row in enumerate(reader, start=2):
                 try:
                     client = str(int(row["client"])) if numbered else row["client"].strip()
@@ -112,5 +113,5 @@ def _rows(path: str | Path, *, numbered: bool) -> list[tuple[int, str, float]]:
                     what = "client number" if numbered else "client's name"
                     raise InvalidInput(f"trace {path}, line {line}: not a {what} and a duration") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidInput(f"cannot read trace {path}: {error}") from None
+        raise InvalidInput(f"cannot read trace {path}: {getattr(error, 'strerror', None) or error}") from None
     return rows

@@ -105,6 +105,8 @@ def write(html: str, out: Path) -> Path:
     """Write a page whole or not at all."""
     if out.is_dir():
         raise InvalidInput(f"{out}: is a directory; give the file to write, such as {out / 'report.html'}")
+    if out.exists() and out.suffix not in (".html", ".htm"):
+        raise InvalidInput(f"{out}: exists and is no page; allowed: a new file, or one that ends in .html")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(out, html)

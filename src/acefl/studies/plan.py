@@ -114,5 +114,5 @@ def parse_count(text: str) -> int:
     if match is None:
         raise InvalidInput(f"{text!r} is not a number of parameters; allowed: such as 11200000, 500K, 11.2M, 1.1B")
     count = float(match[1]) * _SUFFIX[match[2].upper()]
-    require(count >= 1 and count == int(count), f"{text!r} is not a whole number of parameters")
+    require(count >= 1 and count == int(count), f"{text!r} is not a whole number of parameters; allowed: at least 1")
     return int(count)

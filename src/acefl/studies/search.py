@@ -78,7 +78,7 @@ class LearningRateSearch(GridSearch):
     """
 
     def __init__(self, centre: float = 0.25) -> None:
-        require(math.isfinite(centre) and centre > 0, f"lr is {centre}; allowed: a finite number above 0")
+        require(math.isfinite(centre) and centre > 0, f"lr_centre is {centre}; allowed: a finite number above 0")
         coarse = round(math.log(COARSE, FINE))
         first = [coarse * step for step in range(-2, 3)]
         super().__init__(lambda place: centre * FINE**place, first, stride=coarse, extensions=MOST_EXTENSIONS, looks=1)

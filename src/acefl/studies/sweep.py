@@ -99,6 +99,8 @@ class Grid:
                 require(plain_value, f"grid: {key} is {one!r}; allowed: numbers, words, true and false")
             if isinstance(value, list):
                 require(bool(value), f"grid: {key} is an empty list; allowed: at least one value")
+                for one in value:
+                    require(value.count(one) == 1, f"grid: {key} has {one!r} more than once; allowed: each value once")
                 axes[key] = value
             else:
                 fixed[key] = value
@@ -119,7 +121,7 @@ def read_settings(path: str | os.PathLike[str]) -> Settings:
     try:
         return dict(_flat(tomllib.loads(Path(path).read_text(encoding="utf-8"))))
     except (OSError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"cannot read grid {path}: {error}") from None
+        raise InvalidInput(f"cannot read grid {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def parse_axis(text: str) -> tuple[str, list[Any]]:
@@ -195,6 +197,7 @@ def _check(cell: Cell, folder: Path) -> None:
     """Refuse a grid whose settings are wrong before any work is done."""
     spec = cell.spec(folder)
     require(spec.lr > 0, f"lr is {spec.lr}; allowed: above 0")
+    require(spec.evaluations >= 1, f"evaluations is {spec.evaluations}; allowed: at least 1")
     assert isinstance(spec.task, Mapping)
     check_task(spec.task)
     clients = spec.task.get("clients")

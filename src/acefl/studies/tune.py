@@ -172,7 +172,7 @@ def search_ranges(
 
     The rest is what the method says of itself.
     """
-    require(math.isfinite(lr_centre) and lr_centre > 0, f"lr is {lr_centre}; allowed: a finite number above 0")
+    require(math.isfinite(lr_centre) and lr_centre > 0, f"lr_centre is {lr_centre}; allowed: a finite number above 0")
     settings = settings_of(rule)
     usual = {
         "tau": Range(max(1.0, clients / 4), 16.0 * clients, whole=True),

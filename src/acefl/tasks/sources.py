@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import json
+import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, cast
@@ -48,6 +49,9 @@ def build_task(source: TaskSource, seed: int) -> Task:
     require(
         isinstance(source, Mapping), f"task is {type(source).__name__}; allowed: settings, or what builds one by seed"
     )
+    for key, value in source.items():
+        good = not isinstance(value, float) or math.isfinite(value)
+        require(good, f"{key} is {value}; allowed: a finite number")
     on_gpu = str(source.get("device", "cpu")).startswith("cuda")
     return (_build_on_gpu if on_gpu else _build)(json.dumps(plain(dict(source)), sort_keys=True), seed)
 
@@ -72,9 +76,16 @@ def describe(source: TaskSource, built: Task) -> dict[str, Any]:
 
 
 def check_task(settings: Mapping[str, Any]) -> None:
-    """Refuse a name or settings that no task of one's own has, without loading any data."""
-    if is_own(str(settings.get("name"))):
+    """Refuse a name or settings that no such task has, without loading any data."""
+    name = str(settings.get("name"))
+    if is_own(name):
         own.check(*_place(settings))
+        return
+    require(name in tasks.TASKS, f"unknown task {name!r}; allowed: {', '.join(tasks.TASKS)}")
+    allowed = [key for key in inspect.signature(tasks.TASKS[name]).parameters if key != "seed"]
+    for key in settings:
+        good = key in (*allowed, "name", "attack")
+        require(good, f"task {name} has no setting {key!r}; allowed: {', '.join(allowed)}")
 
 
 def _call(source: Callable[..., Task], seed: int) -> Task:
