@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from acefl import ACE, Stop, simulate
 from acefl.core.errors import InvalidInput
 from acefl.tasks import TorchTask, batch_statistics, digits
-from acefl.tasks.scoring import LabelMix, even_pieces, regroup
+from acefl.tasks.scoring import BatchLoss, LabelMix, even_pieces, regroup
 
 SIZES, TEST, BATCH = (9, 4, 37, 1), 23, 5
 CLASSES, FEATURES, TOKENS, PADDING = 4, 6, 7, 0
@@ -424,3 +424,14 @@ def test_a_mix_is_made_of_counts() -> None:
     mix = LabelMix(torch.tensor([7, 7, -3, 9]), [2, 2], torch.tensor([9, 7, 7, 20]))
     assert mix._classes.tolist() == [7, 9, 20]
     assert mix._counts.tolist() == [[2, 0, 0], [0, 1, 0]]
+
+
+@pytest.mark.parametrize("loss", [F.cross_entropy, nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.2)])
+def test_losses_of_samples_are_the_loss_of_each_alone_bit_for_bit(loss: Loss) -> None:
+    draw = torch.Generator().manual_seed(0)
+    for count in (1, 20, 333):
+        outputs = 3 * torch.randn(count, CLASSES, generator=draw)
+        targets = labels(count, draw)
+        batch_loss = BatchLoss(loss, batch=BATCH, limit=count, sample=(outputs, targets))
+        alone = torch.stack([loss(outputs[k : k + 1], targets[k : k + 1]) for k in range(count)])
+        assert torch.equal(batch_loss.of_samples(outputs, targets), alone)

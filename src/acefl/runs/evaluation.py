@@ -106,8 +106,9 @@ class Evaluator:
             means = self._mean_times()
             row.update(scores_by_speed(found, torch.tensor(slowest(means)), torch.tensor(fastest(means))))
         for name, values in columns.items():
-            answered = range(len(values)) if found.answered is None else sorted(found.answered)
-            self._scores.setdefault(name, {}).update({client: float(values[client]) for client in answered})
+            numbers: list[float] = values.tolist()
+            answered = range(len(numbers)) if found.answered is None else sorted(found.answered)
+            self._scores.setdefault(name, {}).update({client: numbers[client] for client in answered})
         return row
 
     def _declare(self, found: Evaluation) -> None:
