@@ -106,13 +106,18 @@ def _other_cells(*betas: float) -> Wanted:
     return lambda labels: not _corner(labels) and labels["beta"] in betas
 
 
+def _with_8_bits(alpha: float, *methods: str) -> Wanted:
+    """These methods, with full precision and with 8 bits."""
+    return lambda labels: labels["alpha"] == alpha and labels["method"].removesuffix("-8bit") in methods
+
+
 def _hard_main(labels: dict[str, Any]) -> bool:
     return (labels["clock"], labels["alpha"]) == ("tick", 0.1)
 
 
 BUFFERED = ("CA2FL", "FedBuff")
 CNN, NEWS = {"model": "cnn"}, {"evaluations": 4}
-BEYOND_CPU = tuple(range(5, 21))  # seeds: the first five were made on a CPU
+MORE = tuple(range(5, 21))  # seeds: the first five were made by `acefl reproduce`
 TUNED = {"form": "tuned", "seeds": (0, 1, 2)}
 
 # stage -> recipe, what to ask of it, which of its entries
@@ -157,8 +162,9 @@ STAGES: dict[str, tuple[str, dict[str, Any], Wanted]] = {
     "heat5": ("cifar100-heatmap", {"seeds": (0,)}, _other_cells(5.0)),
     "heat-soon": ("cifar100-heatmap", {"seeds": (0,)}, _other_cells(1.0)),
     "heat-cnn": ("cifar100-heatmap", {"seeds": (0, 1, 2)} | CNN, EVERYTHING),
-    "quant-cnn": ("quantization", {"seeds": BEYOND_CPU} | CNN, lambda labels: labels["alpha"] == 0.1),
-    "quant-cnn-even": ("quantization", {"seeds": BEYOND_CPU} | CNN, lambda labels: labels["alpha"] == 0.3),
+    "quant-cnn": ("quantization", {"seeds": MORE} | CNN, _with_8_bits(0.1, "ACE")),
+    "quant-cnn-aced": ("quantization", {"seeds": MORE} | CNN, _with_8_bits(0.1, "ACED")),
+    "quant-cnn-even": ("quantization", {"seeds": MORE} | CNN, _with_8_bits(0.3, "ACE", "ACED")),
     "all-images": ("cifar10-main", {"seeds": (0, 1, 2)}, _hard_main),
     "hard-corner-cnn": ("cifar100-heatmap", {"seeds": (0, 1, 2, 3, 4)} | CNN, _hard_corner),
     "extended-late-cnn": ("cifar10-extended", {"seeds": (0, 1, 2)} | CNN, _cells(0.1, 30.0)),
@@ -174,7 +180,7 @@ STAGES: dict[str, tuple[str, dict[str, Any], Wanted]] = {
 
 ALL_IMAGES = {"cifar10": "cifar10-npm", "cifar100": "cifar100-all"}  # folders of all 50,000 training images
 ON_ALL_IMAGES = {
-    *("quant-cnn", "quant-cnn-even", "all-images", "hard-corner-cnn"),
+    *("quant-cnn", "quant-cnn-aced", "quant-cnn-even", "all-images", "hard-corner-cnn"),
     *("extended-late-cnn", "extended-soon-cnn", "tau-cnn"),
 }
 HOW = ("task.compute", "task.compile", "task.channels_last")  # settings that change a run within rounding alone
