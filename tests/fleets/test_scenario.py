@@ -397,8 +397,9 @@ def test_more_concurrency_than_clients_is_refused() -> None:
     ("settings", "message"),
     [
         ({}, "stop has no limit; allowed: arrivals, steps or time"),
-        ({"arrivals": 0}, "stop arrivals is 0; allowed: above 0"),
-        ({"steps": -1}, "stop steps is -1; allowed: above 0"),
+        ({"arrivals": 0}, "stop arrivals is 0; allowed: a finite number above 0"),
+        ({"arrivals": "many"}, "stop arrivals is 'many'; allowed: a finite number above 0"),
+        ({"steps": -1}, "stop steps is -1; allowed: a finite number above 0"),
         ({"time": math.inf}, "stop time is inf; allowed"),
         ({"time": math.nan}, "stop time is nan; allowed"),
     ],

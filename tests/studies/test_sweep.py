@@ -22,7 +22,7 @@ from acefl import report
 from acefl.core.errors import InvalidInput
 from acefl.report import sweeps
 from acefl.report.metrics import CLIENT_LOSS, GAP
-from acefl.studies.sweep import Grid, parse_axis, results, sweep
+from acefl.studies.sweep import Grid, parse_axes, parse_axis, results, sweep
 
 SMALL: dict[str, Any] = {
     "method": ["ACE", "ASGD"],
@@ -160,6 +160,8 @@ def test_flags_read_as_toml_would() -> None:
     assert parse_axis("method=ACE,ACED(tau=3, warmup='seen')")[1] == ["ACE", "ACED(tau=3, warmup='seen')"]
     with pytest.raises(InvalidInput, match="KEY=V,V"):
         parse_axis("lr")
+    with pytest.raises(InvalidInput, match="--vary lr is given twice; allowed: once, as in lr=V,V"):
+        parse_axes(["lr=0.1", "seed=0", "lr=0.2"])
 
 
 def test_a_broken_grid_file_gets_one_line(tmp_path: Path) -> None:

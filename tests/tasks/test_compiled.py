@@ -214,6 +214,17 @@ def test_what_cannot_be_compiled_is_not_and_a_line_says_so(
     ]
 
 
+def test_a_line_says_so_where_gradients_are_computed_in_a_way_that_is_not_compiled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    task = small(compile=True, compute="one-by-one")
+    with caplog.at_level(logging.WARNING):
+        assert task.for_run(1) is task
+    assert [record.getMessage() for record in caplog.records] == [
+        "gradients are not compiled: they are computed one-by-one"
+    ]
+
+
 def test_a_choice_that_is_none_is_refused() -> None:
     with pytest.raises(InvalidInput, match="compile is 'always'; allowed: auto, True, False"):
         small(compile="always")

@@ -179,6 +179,8 @@ def test_auto_computes_small_models_together_and_what_cannot_be_batched_one_by_o
 
     assert classification(mlp, compute="auto").compute.name == "together"
     assert classification(Branching, compute="auto").compute.name == "one-by-one"
+    with pytest.raises(InvalidInput, match="compute is 'together', which does not work here .*; allowed: auto"):
+        classification(Branching, compute="together")
 
 
 def test_the_users_module_is_left_alone_and_may_serve_two_tasks() -> None:

@@ -48,7 +48,7 @@ def sweep(
 
     require(grid is not None or bool(vary), "nothing to sweep: give GRID.toml, --vary KEY=V,V, or both")
     content: dict[str, Any] = sweeping.read_settings(grid) if grid is not None else {}
-    chosen = sweeping.Grid.of({**content, **dict(map(sweeping.parse_axis, vary or []))})
+    chosen = sweeping.Grid.of({**content, **sweeping.parse_axes(vary or [])})
     if ray is None:
         get_ready(workers)
     if not json:

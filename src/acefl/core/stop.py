@@ -36,7 +36,8 @@ class Stop:
         require(any(v is not None for v in limits.values()), "stop has no limit; allowed: arrivals, steps or time")
         for name, value in limits.items():
             if value is not None:
-                require(math.isfinite(value) and value > 0, f"stop {name} is {value}; allowed: above 0")
+                good = isinstance(value, int | float) and math.isfinite(value) and value > 0
+                require(good, f"stop {name} is {value!r}; allowed: a finite number above 0")
         if self.target is not None:
             aimed = Target.of(self.target)
             object.__setattr__(self, "target", (aimed.metric, aimed.value))

@@ -431,7 +431,7 @@ def _patience(method: Method, mean_times: Sequence[float]) -> int:
     """Arrivals without a step after which none is to be expected: 400 times what comes in while the slowest client does
     the tasks that one step takes, and 2,000 more."""
     slowest = max(mean_times)
-    return 2_000 + int(400 * method.tasks_per_step * sum(slowest / mean for mean in mean_times))
+    return 2_000 + int(400 * method.tasks_per_step * sum(slowest / mean if mean else 1.0 for mean in mean_times))
 
 
 def configuration(method: Method, lr: float, stop: Stop, dim: int) -> dict[str, Any]:

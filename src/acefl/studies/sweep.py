@@ -131,6 +131,16 @@ def parse_axis(text: str) -> tuple[str, list[Any]]:
     return key.strip(), [_value(part.strip()) for part in re.split(r",(?![^(]*\))", values)]
 
 
+def parse_axes(texts: Sequence[str]) -> Settings:
+    """Several of these, each with a key of its own."""
+    axes: Settings = {}
+    for text in texts:
+        key, values = parse_axis(text)
+        require(key not in axes, f"--vary {key} is given twice; allowed: once, as in {key}=V,V")
+        axes[key] = values
+    return axes
+
+
 def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]

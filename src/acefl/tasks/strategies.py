@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -30,6 +30,7 @@ from acefl.tasks.model_loss import ModelLoss
 from acefl.tasks.shared_weights import SharedWeights
 
 COMPUTE = ("auto", "one-by-one", "together", "adapters", "shared")
+Way = TypeVar("Way", Together, Adapters, SharedWeights)
 log = logging.getLogger(__name__)
 _TOGETHER_UP_TO_ON_GPU = 2_000_000  # parameters: above this models run beside each other instead of stacked
 _BESIDE = 4  # gradients of large models at once on a GPU: more gain nothing
@@ -68,17 +69,14 @@ class Strategies:
             require(self._batches, f"compute='together' allows {allowed}")
             last = self._model.net.channels_last
             require(not last, "compute='together' and channels_last exclude each other; allowed: one")
-            return Together(self._model.functional, self._data.draw)
+            return self._or_refusal(Together(self._model.functional, self._data.draw))
         if compute == "adapters":
             return self._adapters_or_refusal()
         for candidate in self._candidates() if compute == "auto" and self._batches else ():
             try:
-                if isinstance(candidate, Adapters):
-                    candidate.try_against(self._alone, self._first, self._last_client)
-                    return self._replayed(candidate)
-                candidate(self._first.unsqueeze(0), [0], [0])
-                return candidate
-            except Exception as error:  # whatever a user's module does that cannot be traced, captured or stacked
+                self._try(candidate)
+                return self._replayed(candidate) if isinstance(candidate, Adapters) else candidate
+            except Exception as error:
                 log.info("gradients are not computed by %s, which does not work here: %s", candidate.name, error)
         return self._alone
 
@@ -100,11 +98,9 @@ class Strategies:
         fits = self._local is None and not self._model.random and self._model.of_outputs
         allowed = "one gradient per visit, no dropout, and a loss of outputs"
         require(fits, f"compute is 'shared', and the task does not fit; allowed: {allowed}")
-        candidate = SharedWeights(self._model.net, self._model.output, self._model.loss, self._data.draw)
-        try:
-            candidate.try_against(self._alone, self._first, self._last_client)
-        except Exception as error:
-            raise InvalidInput(f"compute is 'shared', which does not work here ({error}); allowed: auto") from error
+        candidate = self._or_refusal(
+            SharedWeights(self._model.net, self._model.output, self._model.loss, self._data.draw)
+        )
         if not self._on_gpu:
             return candidate
         return Replayed(candidate.over, self._data.gather, name="shared, cuda-graph", shared=True, sizes=_SHARED_SIZES)
@@ -167,6 +163,22 @@ class Strategies:
             found.insert(0 if self._on_gpu and lora else 1, self._adapters())
         return found
 
+    def _or_refusal(self, way: Way) -> Way:
+        """A way that was asked for by its name, if it works."""
+        try:
+            self._try(way)
+        except Exception as error:
+            wrong = f"compute is {way.name!r}, which does not work here ({_in_a_line(error)})"
+            raise InvalidInput(f"{wrong}; allowed: auto") from error
+        return way
+
+    def _try(self, way: Gradients | SharedWeights) -> None:
+        """Raises whatever a user's module does that cannot be traced, captured, stacked or shared."""
+        if isinstance(way, Adapters | SharedWeights):
+            way.try_against(self._alone, self._first, len(self._data.sizes) - 1)
+        else:
+            way(self._first.unsqueeze(0), [0], [0])
+
     def _adapters(self) -> Adapters:
         return Adapters(self._model.net, self._model.output, self._model.loss, self._data.draw)
 
@@ -174,12 +186,7 @@ class Strategies:
         fits = self._batches and self._model.of_outputs and Adapters.apply_to(self._model.net)
         allowed = "nothing trained but linear layers on a larger frozen base, no dropout, and a loss of outputs"
         require(fits, f"compute is 'adapters', and the model does not fit; allowed: {allowed}")
-        candidate = self._adapters()
-        try:
-            candidate.try_against(self._alone, self._first, self._last_client)
-        except Exception as error:
-            raise InvalidInput(f"compute is 'adapters', which does not work here ({error}); allowed: auto") from error
-        return self._replayed(candidate)
+        return self._replayed(self._or_refusal(self._adapters()))
 
     def _replayed(self, adapters: Adapters) -> Gradients:
         """Captured on a GPU, where nothing looks at numbers on the host: that would break a capture, and a broken one
@@ -208,10 +215,6 @@ class Strategies:
     @property
     def _on_gpu(self) -> bool:
         return self._data.device.type == "cuda"
-
-    @property
-    def _last_client(self) -> int:
-        return len(self._data.sizes) - 1
 
 
 def _in_a_line(error: Exception) -> str:

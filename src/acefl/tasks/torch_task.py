@@ -177,6 +177,8 @@ class TorchTask(Shown):
         The choice goes by numbers that are the same every time, not by a stopwatch or by what is cached.
         """
         if not self._strategies.compiles(self.compute):
+            if self._compile is True:
+                log.warning("gradients are not compiled: they are computed %s", self.compute.name)
             return self
         if compiled is None:
             mean = sum(self.samples) // self.clients
