@@ -145,11 +145,13 @@ def test_a_real_federations_record_is_replayed_on_a_stand_in(task: Task) -> None
         replay(recorded, ACED(tau=5), task=tasks.quadratic(clients=5, dim=3, seed=0))
 
 
-def test_refused_arrivals_are_left_out(task: Task) -> None:
+def test_refused_arrivals_are_left_out_and_a_line_says_so(task: Task, caplog: pytest.LogCaptureFixture) -> None:
     recorded = made(task, ASGD(), SCENARIOS[0])
     whole = Trace.of(recorded)
+    assert not caplog.records
     recorded.events.loc[10, ["accepted", "reason"]] = [False, "non-finite"]
     assert Trace.of(recorded).arrivals == whole.arrivals - 1
+    assert "what it did about 1 refused updates is not replayed" in caplog.text
     recorded.events["accepted"] = False
     with pytest.raises(InvalidInput, match="no accepted arrivals"):
         Trace.of(recorded)

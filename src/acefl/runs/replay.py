@@ -8,6 +8,7 @@ acefl can build it, and else on a stand-in with as many clients: the data of a r
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from bisect import bisect_left
@@ -42,6 +43,8 @@ from acefl.tasks.sources import TaskSource, task_for
 if TYPE_CHECKING:
     import pandas as pd
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Sending:
@@ -72,6 +75,9 @@ class Trace:
         """
         require(not run.events.empty, "the run has no arrivals to replay")
         require(bool(run.events["accepted"].any()), "the run has no accepted arrivals to replay")
+        refused = int((~run.events["accepted"].astype(bool)).sum())
+        if run.journal is None and refused:
+            log.warning("the run kept no journal: what it did about %d refused updates is not replayed", refused)
         sampled = run.config["scenario"].get("clock") == "sampled"
         return cls._of_arrivals(run) if run.journal is None or sampled else cls._of_journal(run, run.journal)
 
