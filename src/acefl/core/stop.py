@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any
 
 from acefl.core.errors import require
@@ -36,7 +37,7 @@ class Stop:
         require(any(v is not None for v in limits.values()), "stop has no limit; allowed: arrivals, steps or time")
         for name, value in limits.items():
             if value is not None:
-                good = isinstance(value, int | float) and math.isfinite(value) and value > 0
+                good = isinstance(value, Real) and math.isfinite(value) and value > 0
                 require(good, f"stop {name} is {value!r}; allowed: a finite number above 0")
         if self.target is not None:
             aimed = Target.of(self.target)
