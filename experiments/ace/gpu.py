@@ -252,9 +252,15 @@ def plan(
             for seed in request.seeds
             for entry in entries
         ]
-        there = {} if again else Ledger(HERE / "recorded" / name / "results.jsonl").records
+        there = set() if again else _recorded(name)
         planned += [entry for entry in by_seed if entry.tuning or not _made(entry, there)]
     return planned
+
+
+def _recorded(recipe: str) -> set[str]:
+    """The cells on a recipe's pages: those of a small model, or of all images, are on pages of their own."""
+    pages = (HERE / "recorded").glob(f"{recipe}*/results.jsonl")
+    return {cell for page in pages for cell in Ledger(page).records}
 
 
 def _made(entry: Planned, there: Container[str]) -> bool:
