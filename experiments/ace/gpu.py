@@ -280,7 +280,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=json.loads, default={}, help="JSON in place of the recipes' sizes, for a trial")
     parser.add_argument("--compute", choices=("auto", "shared"), default="auto", help="see TorchTask (%(default)s)")
     parser.add_argument("--compile", action="store_true", help="compile gradients, whatever a run's length")
-    parser.add_argument("--channels-last", action="store_true", help="a quarter faster for the small network on a CPU")
+    parser.add_argument("--channels-last", action="store_true", help="faster for the small network on a CPU")
     parser.add_argument("--again", action="store_true", help="runs that recorded/ has too, to time them")
     parser.add_argument("--merge", type=Path, nargs="+")
     arguments = parser.parse_args()

@@ -19,7 +19,7 @@ from acefl.studies.spec import RunSpec
 from acefl.tasks.base import Task
 from acefl.tasks.sources import build_task
 
-_LIMIT = 0.2  # seconds for the first arrivals, shared by the runs that are timed; half as many for timing them
+_LIMIT = 0.2  # seconds for the first arrivals, shared by the runs that are timed; they are timed for half as long
 _FIRST_RATES = 7  # that a search tries at the least
 _TRIAL_EVALUATIONS = 5
 _MUCH = 0.25  # of the time: evaluations that take more are worth a word

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from acefl.core.errors import InvalidInput
 from acefl.core.types import Vector
+from acefl.tasks.client_samples import ClientSamples
 from acefl.tasks.compute import Batch
 from acefl.tasks.flat_module import FlatModule, output_tensor
 from acefl.tasks.own_loss import Loss, mean_of_given, named_loss
@@ -33,8 +34,7 @@ class ModelLoss:
         net: The module.
         loss: Loss of outputs and targets; None: what the module computes itself when it is given labels.
         prepare: Turns stored inputs into what the module takes; None: they are that already.
-        first: A minibatch on which the module is tried.
-        of_all: Another one, of all clients.
+        data: Samples on which the module is tried.
     """
 
     def __init__(
@@ -42,16 +42,13 @@ class ModelLoss:
         net: FlatModule,
         loss: Loss | None,
         prepare: Callable[[Any], Any] | None,
-        first: Minibatch,
-        of_all: Minibatch,
+        data: ClientSamples,
     ) -> None:
         self.net, self._prepare = net, prepare
         self._writes = False  # into the samples that it is given
-        self.loss: Loss = self._own_loss(first, of_all) if loss is None else loss
-        self.random = self._random_on_host = False
+        first = data.first_minibatch()
+        self.loss: Loss = self._own_loss(first, data.minibatch_of_all()) if loss is None else loss
         self._try(*first)
-        with self.trying(), net.evaluating():
-            self.sample = self.output(*first), first[1]
 
     @property
     def of_outputs(self) -> bool:
@@ -142,7 +139,7 @@ class ModelLoss:
             drawn = any(not torch.equal(old, new) for old, new in zip(states, self._generator_states(), strict=True))
             self.random = self._random_on_host or drawn
         with self.trying(), self.net.evaluating():
-            self.output(inputs, targets)
+            self.sample = self.output(inputs, targets), targets
         self._writes = [tensor._version for tensor in given] != before
 
     def _prepared(self, inputs: Batch) -> Batch:

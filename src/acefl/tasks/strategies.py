@@ -123,8 +123,10 @@ class Strategies:
         """The same way, compiled; None, and a line in the log, where that does not work."""
         try:
             if self._compiled is None:
-                on_cpu = Compiled(self._model.functional, self._data.draw_in_one_call)
-                made = way.compiled() if isinstance(way, Replayed) else on_cpu
+                model, data = self._model, self._data
+                made = (
+                    way.compiled() if isinstance(way, Replayed) else Compiled(model.functional, data.draw_in_one_call)
+                )
                 made.prepare(self._first)
                 self._compiled = made
         except Exception as error:  # no compiler, or whatever a user's module does that cannot be compiled

@@ -152,8 +152,7 @@ class TorchTask(Shown):
         self._data = ClientSamples(read(clients, columns, collate), self.device, batch, augment)
         self.samples = self._data.sizes
         self._own_loss = loss is None
-        tried = self._data.first_minibatch(), self._data.minibatch_of_all()
-        self._model = ModelLoss(self._net, loss, prepare, *tried)
+        self._model = ModelLoss(self._net, loss, prepare, self._data)
         require(
             self._model.of_outputs or not metrics,
             "metrics need outputs, and only the model knows its loss; allowed: a loss of outputs and targets",

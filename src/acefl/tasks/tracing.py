@@ -39,7 +39,7 @@ def traced(function: Callable[..., Any], *examples: Any, instead: Instead | None
 
 
 def _shapes_in_one_mode() -> AbstractContextManager[Any]:
-    """Otherwise each operation's shape is noted in a mode of its own: a third of the time that tracing takes."""
+    """Otherwise each operation's shape is noted in a mode of its own, which takes longer."""
     from torch._guards import TracingContext, tracing
     from torch._subclasses.fake_tensor import FakeTensorMode
 
