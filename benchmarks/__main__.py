@@ -16,6 +16,7 @@ EVERY = (
     "probes",
     "checkpoint",
     "shared_version",
+    "linear_layers",
     "sweep_scaling",
 )
 

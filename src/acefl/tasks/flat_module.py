@@ -18,6 +18,7 @@ from acefl.core.types import Vector
 from acefl.tasks.batch_norm import frozen_norms, refuse_running_statistics
 from acefl.tasks.channels_last import ChannelsLast, convolution_weights
 from acefl.tasks.compute import Batch
+from acefl.tasks.linear_layers import OneDNN, gains
 
 
 class FlatModule:
@@ -43,6 +44,7 @@ class FlatModule:
             require(not hooked, f"{wrong}; allowed: hooks that forward puts on tensors")
         self.names, self.parameters = list(trained), list(trained.values())
         self.numbers = sum(p.numel() for p in self.module.parameters())  # frozen ones too: what a pass computes with
+        self._large_layers = device.type == "cpu" and gains(self.module)
         self._shapes = [p.shape for p in self.parameters]
         self._sizes = [p.numel() for p in self.parameters]
         self.vector = torch.cat([p.detach().reshape(-1) for p in self.parameters])
@@ -122,7 +124,8 @@ class FlatModule:
         inputs = tree_map(self._in_format, inputs)
         arguments = () if isinstance(inputs, dict) else (inputs,)
         keywords = {**inputs, **more} if isinstance(inputs, dict) else more
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+        with autocast, OneDNN() if self._large_layers else contextlib.nullcontext():
             if parameters is None:
                 return self.module(*arguments, **keywords)
             return functional_call(self.module, parameters, arguments, keywords)
