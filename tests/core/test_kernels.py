@@ -323,6 +323,19 @@ def test_without_numba_numpy_takes_over_and_says_so(monkeypatch: pytest.MonkeyPa
     assert "numba is missing" in kernels.describe()["CPU, 65,536 parameters or more"]
 
 
+def test_what_was_compiled_before_is_loaded_without_all_that_numba_could_compile() -> None:
+    """That takes longer than the rest of a short process. The first process here compiles, where nobody has before."""
+    program = """
+import sys, torch
+from acefl.core.kernels.cpu import is_finite
+assert is_finite(torch.ones(1000)) and not is_finite(torch.full((1000,), torch.inf))
+print("numba.np.linalg" in sys.modules)
+"""
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "False"
+
+
 def test_a_device_without_kernels_is_refused() -> None:
     with pytest.raises(InvalidInput, match="the model is on meta; allowed: cpu or cuda"):
         kernels.choose(Layout("fp32", 10), torch.device("meta"))

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 
 from acefl.core import rng as keyed
+from acefl.core.kernels.jit import jit
 
 _U = np.uint64
 _GOLDEN, _MUL_A, _MUL_B, _POSITIVE = _U(keyed.GOLDEN), _U(keyed.MUL_A), _U(keyed.MUL_B), _U(0x7FFFFFFFFFFFFFFF)
@@ -53,7 +53,7 @@ class _Samples:
         return torch.from_numpy(words).view(self.tensor.dtype).view(minibatches, size, *self.tensor.shape[1:])
 
 
-@numba.njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")
+@jit
 def _pick(clients, keys, counts, offsets, inputs, targets, found, wanted, size) -> Any:
     for k in range(len(keys)):
         count, offset = _U(counts[clients[k]]), offsets[clients[k]]

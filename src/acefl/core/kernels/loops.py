@@ -17,6 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, overload
 from numba.np.numpy_support import carray
 
+from acefl.core.kernels.jit import jit
 from acefl.core.kernels.layout import ENCODINGS, EXCHANGE, GROUP, STEP, TINY, ZERO
 
 F, S, U = np.float32, np.int32, np.uint32  # float, signed, unsigned
@@ -27,7 +28,6 @@ INT8, INT4 = ENCODINGS["int8"], ENCODINGS["int4"]
 BLOCK8, HALF8, STEP8, LARGEST8 = INT8.block, INT8.block // 2, F(INT8.step), F(INT8.largest)
 BLOCK4, HALF4, STEP4, LARGEST4 = INT4.block, INT4.block // 2, F(INT4.step), F(INT4.largest)
 
-jit = numba.njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")
 inlined = numba.njit(inline="always")  # into numba's own code, where it sees that slices need not be counted
 
 

@@ -13,7 +13,7 @@ from acefl.core.kernels.layout import Key, Layout, Row, Sum, Tape
 from acefl.core.kernels.reference import Reference
 from acefl.core.types import Vector
 
-PATIENCE, PATIENCE_LOSSLESS = 10_000, 50_000  # exchanges: compiled loops save about 40 and 7 microseconds of one
+PATIENCE, PATIENCE_LOSSLESS = 4_000, 20_000  # exchanges: compiled loops save some 50 and 10 microseconds of one
 _made: Counter[str] = Counter()  # exchanges in this process, by encoding: many short runs wait together
 _expected: ContextVar[float] = ContextVar("expected", default=0.0)
 
