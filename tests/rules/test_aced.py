@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.rules.oracles import ACEDOracle
-from tests.rules.schedules import Come, Event, History, Join, Leave, histories, long_history, walk
+from tests.rules.schedules import Come, Event, History, Join, Leave, histories, long_history, turns_of, walk
 
 from acefl import ACED, Arrival, InvalidInput, Server
 from acefl.rules.aced import FRESHNESS
@@ -155,3 +155,28 @@ def test_what_the_rule_remembers_does_not_grow_with_the_length_of_a_run(freshnes
 def test_wrong_settings_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=next(iter(wrong))):
         ACED(**wrong)
+
+
+@settings(max_examples=30)
+@given(histories(), methods, st.booleans())
+def test_one_pass_over_a_long_model_is_absorbing_and_then_stepping(history: History, method: ACED, told: bool) -> None:
+    """Within rounding, with the same clients in A(t), whether or not the loop says who is sent a model."""
+    dim, lr = 65_537, 0.1
+    one, two = (method.build(history.clients, torch.zeros(dim), [1] * history.clients) for _ in range(2))
+    moved, expected, version, largest = torch.zeros(dim), torch.zeros(dim), 0, 0.0
+    for turn in turns_of(history):
+        for client, age, numbers, task in turn:
+            long = numbers.repeat(-(-dim // len(numbers)))[:dim]
+            largest = max(largest, float(long.abs().max()))
+            arrival = Arrival(client, long, max(0, version - age), version, task)
+            stepped, due = one.advance(arrival, moved, lr), two.absorb(arrival)
+            assert stepped is due
+            assert one.active == two.active
+            if due:
+                expected.sub_(two.direction(), alpha=lr)
+                torch.testing.assert_close(one.direction(), two.direction(), rtol=0, atol=1e-5 * largest)
+                version += 1
+            if told:
+                for rule in (one, two):
+                    rule.dispatched((client,), version)
+    torch.testing.assert_close(moved, expected, rtol=0, atol=1e-5 * lr * largest * (version + 1))

@@ -101,14 +101,37 @@ class ACEDRule(Rule):
         return frozenset(self._active)
 
     def absorb(self, arrival: Arrival) -> bool:
+        self._bring_up_to_date(arrival.version)
+        self._take(arrival.client, arrival.update, arrival.trained_on, arrival.version)
+        self._restart_later(arrival.client, arrival.version)
+        return not self._warming
+
+    def advance(self, arrival: Arrival, model: Vector, lr: float) -> bool | None:
+        """Of a long vector, whoever counts before and after is exchanged in the pass that steps."""
+        if type(self) is not ACEDRule or not self._total.long:  # a rule made of this one may step otherwise
+            return None
         client, now = arrival.client, arrival.version
+        self._bring_up_to_date(now)
+        if self._warming or client not in self._active or now - arrival.trained_on > self.tau:
+            self._take(client, arrival.update, arrival.trained_on, now)
+            if self._active and not self._warming:
+                model.sub_(self._total.value, alpha=lr / self._active_weight)
+        else:
+            weight, rate = self._members.weights[client], lr / self._active_weight
+            self.table.exchange_and_step(client, arrival.update, self._total, weight, model, rate)
+            self._set_start(client, arrival.trained_on)
+        self._restart_later(client, now)
+        return not self._warming
+
+    def _bring_up_to_date(self, now: int) -> None:
+        """A(t) as it is before an arrival."""
         self._restart_dispatched(now)
         self._expire(now)
         self.table.settle(self._total, self._active, self._members.weights)
-        self._take(client, arrival.update, arrival.trained_on, now)
+
+    def _restart_later(self, client: int, now: int) -> None:
         if self._restarts_on_dispatch and not self._is_told:
             self._restarting.append([now + 1, client])
-        return not self._warming
 
     def _take(self, client: int, update: Vector, trained_on: int, now: int) -> None:
         self._members.absent.discard(client)
@@ -136,8 +159,7 @@ class ACEDRule(Rule):
                 self._restart_dispatched(version)
                 self._expire(version)
                 self._take(client, update, trained_on, version)
-                if self._restarts_on_dispatch and not self._is_told:
-                    self._restarting.append([version + 1, client])
+                self._restart_later(client, version)
                 step(lr, 1.0 / self._active_weight if self._active else 0.0)
                 version += 1
                 self.dispatched((client,), version)

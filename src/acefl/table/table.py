@@ -60,6 +60,11 @@ class Accumulator:
             self._stale = False
         return self._value
 
+    @property
+    def long(self) -> bool:
+        """Whether the sum is of integers."""
+        return self.sum.value is None
+
     def zero_(self) -> None:
         self._total.zero_()
         self._exponents.fill_(LOWEST)
@@ -83,7 +88,7 @@ class Accumulator:
     def changing(self) -> Sum:
         """The sum, for a kernel that is about to change it."""
         self._changes += 1
-        self._stale = self.sum.value is None
+        self._stale = self.long
         return self.sum
 
     @property
@@ -117,7 +122,7 @@ class Accumulator:
         return torch.nn.functional.pad(self._total, (0, missing)).view(-1, GROUP).abs().amax(1)
 
     def _changed_by_hand(self) -> None:
-        self._stale = self.sum.value is None
+        self._stale = self.long
         if self._value is not None and not self._stale:
             self._value.copy_(self._total)
 
@@ -226,7 +231,7 @@ class Table:
     def collects(self, into: Accumulator, model: Vector) -> bool:
         """Whether changes can be collected: rows stay where they are, the sum is short, the model a plain vector."""
         plain = model.dtype == torch.float32 and model.is_contiguous()
-        return plain and into.sum.value is not None and isinstance(self._home, homes.Memory)
+        return plain and not into.long and isinstance(self._home, homes.Memory)
 
     def settle(self, into: Accumulator, clients: Iterable[int], weights: Sequence[float] | None = None) -> None:
         """Let a sum over these clients' rows forget a spike that is no longer among them; costs nothing most times."""
