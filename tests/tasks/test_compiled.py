@@ -88,25 +88,26 @@ def test_what_is_compiled_is_kept_and_loaded_without_the_compiler(tmp_path: Path
 
 
 def test_a_library_is_of_these_operations_shapes_constants_and_threads() -> None:
-    def traced(factor: float, frozen: float, size: int) -> str:
+    def traced(factor: float, frozen: float, size: int, source: str = "") -> str:
         module = torch.nn.Module()
         module.register_buffer("frozen", torch.full((3,), frozen))
 
         def work(x: torch.Tensor) -> tuple[torch.Tensor]:
             return (factor * x + module.frozen,)
 
-        return inductor._fingerprint(tracing.traced(work, torch.ones(size, 3)), [torch.ones(size, 3)])
+        x = torch.ones(size, 3)
+        return inductor._fingerprint(tracing.traced(work, x), [x], source)
 
     usual = traced(2.0, 1.0, 4)
     assert usual == traced(2.0, 1.0, 4)
-    others = {traced(3.0, 1.0, 4), traced(2.0, 0.5, 4), traced(2.0, 1.0, 5)}
+    others = {traced(3.0, 1.0, 4), traced(2.0, 0.5, 4), traced(2.0, 1.0, 5), traced(2.0, 1.0, 4, "C++")}
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
         others.add(traced(2.0, 1.0, 4))
     finally:
         torch.set_num_threads(threads)
-    assert len(others - {usual}) == 4
+    assert len(others - {usual}) == 5
 
 
 def test_compiled_gradients_follow_data_that_are_exchanged(instead: None) -> None:

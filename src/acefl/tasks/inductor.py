@@ -8,6 +8,7 @@ own there, with the kernels that it found fastest.
 from __future__ import annotations
 
 import contextlib
+import copy
 import getpass
 import hashlib
 import logging
@@ -15,15 +16,16 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from acefl.tasks import tracing
+from acefl.tasks import products, tracing
 
+log = logging.getLogger(__name__)
 _TYPICAL = 8  # rows that the compiler reckons with where it may be any number
 _OPTIONS = {
     "compile_threads": 1,
@@ -40,9 +42,7 @@ def compiled(
         return _in_process(graph, examples)
     if any_number:
         examples = [tracing.repeated(example, _TYPICAL) for example in examples]
-    library = _folder() / f"{_fingerprint(graph, examples)}.so"
-    if not library.exists():
-        _compile(graph, examples, library, any_number)
+    library = _with_own_products(graph, examples, any_number) or _library(graph, examples, any_number)
     runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
 
     def run(given: list[torch.Tensor]) -> torch.Tensor:
@@ -50,6 +50,32 @@ def compiled(
         return result
 
     return run
+
+
+def _with_own_products(graph: GraphModule, examples: Sequence[torch.Tensor], any_number: bool) -> Path | None:
+    """A library that does not leave products to torch, where those are faster and the compiler takes them."""
+    changed = products.put_in(copy.deepcopy(graph))
+    if changed is None:
+        return None
+    try:
+        return _library(changed, examples, any_number, products.source(), products.options())
+    except RuntimeError as error:
+        log.info("the compiler does not take our products: %s", " ".join(str(error).split())[:200])
+        return None
+
+
+def _library(
+    graph: GraphModule,
+    examples: Sequence[torch.Tensor],
+    any_number: bool,
+    source: str = "",
+    options: Mapping[str, Any] | None = None,
+) -> Path:
+    """The graph as a library; `source` is what it takes beside what the compiler writes."""
+    library = _folder() / f"{_fingerprint(graph, examples, source)}.so"
+    if not library.exists():
+        _compile(graph, examples, library, any_number, options or {})
+    return library
 
 
 _made: dict[tuple[Any, ...], Any] = {}  # on a GPU, by operations and shapes: a study builds a task for every split
@@ -110,7 +136,9 @@ def _quiet() -> Iterator[None]:
         logging.disable(disabled)
 
 
-def _compile(graph: GraphModule, examples: Sequence[torch.Tensor], library: Path, any_number: bool) -> None:
+def _compile(
+    graph: GraphModule, examples: Sequence[torch.Tensor], library: Path, any_number: bool, options: Mapping[str, Any]
+) -> None:
     with _quiet():
         import torch._inductor as inductor
         from torch._subclasses.fake_tensor import FakeTensorMode
@@ -121,7 +149,7 @@ def _compile(graph: GraphModule, examples: Sequence[torch.Tensor], library: Path
         if any_number:
             mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
             given = tuple(_of_any_number(example, mode) for example in examples)
-        made = inductor.aot_compile(graph, given, options=_OPTIONS)
+        made = inductor.aot_compile(graph, given, options={**_OPTIONS, **options})
     if shapes.replacements:  # the number was asked for
         raise ValueError("an operation is compiled for a fixed number of models alone, as convolutions are")
     library.parent.mkdir(parents=True, exist_ok=True)
@@ -152,13 +180,13 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _fingerprint(graph: GraphModule, examples: Sequence[torch.Tensor]) -> str:
-    """A name for all that decides what the compiler makes: operations, constants, shapes, and the machine."""
+def _fingerprint(graph: GraphModule, examples: Sequence[torch.Tensor], source: str) -> str:
+    """A name for all that decides what the compiler makes: operations, constants, shapes, machine, our own source."""
     from llvmlite import binding
 
     machine = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
     shapes = [(tuple(example.shape), example.stride(), str(example.dtype)) for example in examples]
-    known = torch.__version__, torch.get_num_threads(), machine, sorted(_OPTIONS.items()), shapes, graph.code
+    known = torch.__version__, torch.get_num_threads(), machine, sorted(_OPTIONS.items()), shapes, graph.code, source
     digest = hashlib.sha256(repr(known).encode())
     for name, constant in (*graph.named_parameters(), *graph.named_buffers()):
         shown = constant.detach().contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -23,12 +23,12 @@ _WORTH_IT = 2**22  # multiplications: fewer take less time than the way to oneDN
 def gains(module: nn.Module) -> bool:
     """Whether a module has linear layers that oneDNN computes faster on this machine."""
     large = any(isinstance(layer, nn.Linear) and layer.weight.numel() >= _LARGE for layer in module.modules())
-    return large and _avoided_by_mkl()
+    return large and mkl_uses_half()
 
 
 @cache
-def _avoided_by_mkl() -> bool:
-    """Whether the processor has AVX-512 and MKL does not use it."""
+def mkl_uses_half() -> bool:
+    """Whether the processor has AVX-512 and MKL does not use it, but vectors half as wide."""
     wide = torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.backends.mkldnn.is_available()
     try:
         return wide and "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
