@@ -72,12 +72,14 @@ def scores_by_speed(found: Evaluation, slow: torch.Tensor, fast: torch.Tensor) -
         scored = ~values.isnan() if sound else torch.ones_like(values, dtype=torch.bool)
         if not scored.any():
             continue
-        row[f"{held}slow_{score}"] = float(values[slow][scored[slow]].mean())
-        row[f"{held}fast_{score}"] = float(values[fast][scored[fast]].mean())
+        everybody = bool(scored.all())  # then nobody is picked out, which takes longer than the means
+        for which, clients in (("slow", slow), ("fast", fast)):
+            own = values[clients] if everybody else values[clients][scored[clients]]
+            row[f"{held}{which}_{score}"] = float(own.mean())
         if way is not None:
             worst = torch.min if way == LARGER else torch.max
-            row[f"{held}worst_{score}"] = float(worst(values[scored]))
-        if not scored.all():
+            row[f"{held}worst_{score}"] = float(worst(values if everybody else values[scored]))
+        if not everybody:
             whose = score if name in found.client_metrics else "clients"
             row[f"{held}unscored_{whose}"] = int((~scored).sum())
     return row
