@@ -33,11 +33,14 @@ def test_all_is_sorted_and_complete() -> None:
     assert set(acefl._HOME) <= set(acefl.__all__)
 
 
-def test_type_checkers_see_the_same_names() -> None:
+def test_type_checkers_see_the_same_names_and_no_others() -> None:
+    """A `__getattr__` that they saw would make any name there is, and Any."""
     tree = ast.parse((SOURCE / "__init__.py").read_text(encoding="utf-8"))
     guarded = next(node for node in tree.body if isinstance(node, ast.If))
     imported = {alias.name for node in guarded.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert imported == set(acefl.__all__)
+    assert imported == set(acefl.__all__) | set(acefl._MODULES)
+    seen = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert seen == {"__dir__"}
 
 
 def test_every_name_resolves_to_what_it_says() -> None:

@@ -13,6 +13,8 @@ from acefl._moved import accept_old_paths
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from acefl import flower as flower
+    from acefl import hf as hf
     from acefl import tasks, testing
     from acefl.core.errors import AceflError, InvalidInput, NothingInFlight
     from acefl.core.gate import NormLimit
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
         RingmasterASGD,
         RobustACE,
     )
+    from acefl.runs import loggers as loggers
     from acefl.runs.checkpoint import Every
     from acefl.runs.record import Run
     from acefl.runs.resume import resume
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
     from acefl.studies.results import Comparison
     from acefl.studies.tune import tune
     from acefl.table import Accumulator, Table
+    from acefl.tasks import privacy as privacy
     from acefl.tasks.attacks import attacked
 
 _MODULES = {
@@ -127,14 +131,16 @@ _HOME = {
 accept_old_paths()
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f"acefl.{_MODULES[name]}")
-    if name not in _HOME:
-        raise AttributeError(f"module 'acefl' has no attribute {name!r}")
-    value = getattr(import_module(f"acefl.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # to a type checker every name would exist, misspelt ones too, and be Any
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return import_module(f"acefl.{_MODULES[name]}")
+        if name not in _HOME:
+            raise AttributeError(f"module 'acefl' has no attribute {name!r}")
+        value = getattr(import_module(f"acefl.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
