@@ -15,6 +15,7 @@ import io
 import json
 import math
 import os
+import pkgutil
 import pydoc
 import re
 import runpy
@@ -22,12 +23,19 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
 
 import acefl
+import acefl.runs
+from acefl.core.optimizers import Optimizer, Stepper
+from acefl.core.schedules import Schedule
+from acefl.core.state import HasState
+from acefl.tasks.base import SharingTask, Task
 from acefl.testing import LAWS
 
 ROOT = Path(__file__).parents[1]
@@ -233,6 +241,30 @@ def test_every_argument_is_described(name: str, value: type) -> None:
     described = {word for words in listed for word in words.split(", ")} | set(re.findall(r"`(\w+)", text))
     parameters = inspect.signature(value).parameters
     assert [parameter for parameter in parameters if parameter not in described] == []
+
+
+def _offered() -> Iterator[Any]:
+    """Public classes with their public bases, and the classes and functions of `acefl.runs`."""
+    for _, value in _public():
+        if inspect.isclass(value):
+            yield from (kind for kind in value.__mro__ if kind.__module__.startswith("acefl."))
+    for module in pkgutil.iter_modules(acefl.runs.__path__, "acefl.runs."):
+        content = vars(importlib.import_module(module.name))
+        yield from (value for value in content.values() if getattr(value, "__module__", "") == module.name)
+
+
+_OFFERED = {f"{value.__module__}.{value.__name__}": value for value in _offered() if value.__name__[0] != "_"}
+_PROTOCOLS = (Task, SharingTask, HasState, Stepper, Optimizer, Schedule)
+
+
+@pytest.mark.parametrize("value", _OFFERED.values(), ids=_OFFERED)
+def test_every_method_is_described_there_or_in_what_it_fulfils(value: Any) -> None:
+    assert inspect.getdoc(value)
+    for name in vars(value) if inspect.isclass(value) else ():
+        member = getattr(value, name)
+        if name[0] != "_" and (callable(member) or isinstance(member, property | cached_property)):
+            promised = [getattr(kind, name) for kind in _PROTOCOLS if name in vars(kind)]
+            assert any(inspect.getdoc(described) for described in (member, *promised)), name
 
 
 def test_pictures_are_small() -> None:

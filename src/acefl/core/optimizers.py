@@ -24,15 +24,21 @@ class Stepper(Protocol):
         """Change the model in place; the direction is only read."""
         ...
 
-    def state_dict(self) -> State: ...
+    def state_dict(self) -> State:
+        """What it remembers of earlier steps."""
+        ...
 
-    def load_state_dict(self, state: State) -> None: ...
+    def load_state_dict(self, state: State) -> None:
+        """Remember what the saved one did."""
+        ...
 
 
 class Optimizer(Protocol):
     """A frozen dataclass of settings that builds a stepper."""
 
-    def build(self, like: Vector) -> Stepper: ...
+    def build(self, like: Vector) -> Stepper:
+        """A stepper for models like this one: of its length, dtype and device."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,13 @@ def snapshot(names: Iterable[str], read: Callable[[str], torch.Tensor]) -> Mappi
 class HasState(Protocol):
     """What can be saved and loaded: a table, a sum, a rule."""
 
-    def state_dict(self) -> State: ...
+    def state_dict(self) -> State:
+        """Everything that decides how it goes on, as a copy in plain values and tensors."""
+        ...
 
-    def load_state_dict(self, state: State) -> None: ...
+    def load_state_dict(self, state: State) -> None:
+        """Go on as the one whose state this is."""
+        ...
 
 
 class Stateful:
@@ -82,9 +86,11 @@ class Stateful:
     saved: ClassVar[tuple[str, ...]] = ()
 
     def state_dict(self) -> State:
+        """A copy of the attributes that `saved` names."""
         return {name.lstrip("_"): _copied(getattr(self, name)) for name in self.saved}
 
     def load_state_dict(self, state: State) -> None:
+        """Set the attributes that `saved` names; it must have been made with the same settings."""
         for name in self.saved:
             own, value = getattr(self, name), state[name.lstrip("_")]
             if isinstance(own, HasState):

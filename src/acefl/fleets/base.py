@@ -122,7 +122,11 @@ class Fleet(ABC):
         """Let the clients go."""
 
     @abstractmethod
-    def state_dict(self) -> State: ...
+    def state_dict(self) -> State:
+        """Who is at work on what, and since when, so that the run can be resumed."""
+        ...
 
     @abstractmethod
-    def load_state_dict(self, state: State) -> None: ...
+    def load_state_dict(self, state: State) -> None:
+        """Go on with the tasks that were under way."""
+        ...

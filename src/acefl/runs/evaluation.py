@@ -140,10 +140,12 @@ class Evaluator:
         return [self.add(step, found)] if found is not None else []
 
     def close(self) -> None:
+        """Wait for the evaluation that is going on in the background, and start no other."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def state_dict(self) -> State:
+        """What was found out so far, and when the next evaluation is due; not one that is going on."""
         return {
             "done": self._done,
             "better": dict(self.better),
@@ -154,6 +156,7 @@ class Evaluator:
         }
 
     def load_state_dict(self, state: State) -> None:
+        """Go on after the evaluations that were saved."""
         self._done = int(state["done"])
         self.better = dict(state.get("better", {}))  # states of earlier versions have no such metrics
         rows = [{name: value for name, value in row} for row in state["rows"]]

@@ -81,6 +81,7 @@ class LivePage(Observer):
         log.info("the live page: %s", self.address)
 
     def close(self) -> None:
+        """Stop answering; the run itself goes on without it."""
         self._http.shutdown()
         self._http.server_close()
 
@@ -189,6 +190,7 @@ class Watched:
     task_seconds: float | None = None
 
     def answered(self, now: float) -> None:
+        """Its work came in: it is done with it until it is sent a model again."""
         self.task_seconds = now - self.at_work_since if self.at_work_since is not None else None
         self.arrivals, self.last_seen, self.at_work_since = self.arrivals + 1, now, None
 
@@ -203,6 +205,7 @@ class Watched:
     def shown(
         self, now: float, version: int, active: frozenset[int] | None, names: Mapping[str, str]
     ) -> dict[str, Any]:
+        """A row of the page: ages instead of times, since the reader's clock may differ from the server's."""
         why = self.left_out(active)
         return {
             "client": self.client,

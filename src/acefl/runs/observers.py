@@ -23,7 +23,9 @@ class RunInProgress(Protocol):
     events: Events
 
     @property
-    def fleet(self) -> Fleet: ...
+    def fleet(self) -> Fleet:
+        """The clients at work, and their clock."""
+        ...
 
     @property
     def task(self) -> Task | None:
@@ -80,10 +82,11 @@ class Observer:
         return {}
 
     def state_dict(self) -> State:
+        """What it must not forget in a crash; here nothing."""
         return {}
 
     def load_state_dict(self, state: State) -> None:
-        pass
+        """Remember what was saved."""
 
 
 def methods(observers: Sequence[Observer], name: str) -> list[Callable[..., Any]]:
@@ -102,10 +105,12 @@ def call_all(methods: list[Callable[..., Any]]) -> Callable[..., None] | None:
 
 
 def names(observers: Sequence[Observer]) -> list[str]:
+    """What a record calls the observers: their classes, which a run must be resumed with."""
     return [type(observer).__name__ for observer in observers]
 
 
 def check_savable(observers: Sequence[Observer]) -> None:
+    """Refuse, before a run with checkpoints begins, observers that could not be saved in one."""
     for observer in observers:
         known = hasattr(observer, "state_dict") and hasattr(observer, "load_state_dict")
         require(known, f"{type(observer).__name__} cannot be saved: an observer needs state_dict and load_state_dict")

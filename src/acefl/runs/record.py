@@ -53,6 +53,7 @@ class Events:
         self.reasons: dict[int, str] = {}  # row -> why it was refused
 
     def add(self, time: float, arrival: Arrival, reason: str, trip: Trip | None = None) -> None:
+        """One more arrival; an empty reason says that it was accepted."""
         if reason:
             self.reasons[len(self.time)] = reason
         self.time.append(time)
@@ -68,10 +69,12 @@ class Events:
         self.version.extend(versions)
 
     def state_dict(self) -> State:
+        """In blocks of rows that never change again, so that a later checkpoint writes few of them anew."""
         names = [f"{start}-{stop}" for start, stop in blocks(len(self.time))]
         return {"rows": snapshot(names, self._rows), "words": self._words()}
 
     def load_state_dict(self, state: State) -> None:
+        """Become the log that was saved."""
         words = state["words"]
         self.time, self.client, self.trained_on, self.version = array("d"), array("q"), array("q"), array("q")
         self.reasons = {}
@@ -104,6 +107,7 @@ class Events:
         return rows
 
     def frame(self) -> pd.DataFrame:
+        """As a table, one row per arrival: `run.events`."""
         import pandas as pd
 
         reason = [self.reasons.get(row, "") for row in range(len(self.time))]
@@ -310,6 +314,7 @@ class RunFiles:
         return frame
 
     def model(self) -> Vector:
+        """The final model, read from its file; InvalidInput: there is none, or it is not readable."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 

@@ -151,6 +151,7 @@ class Trace:
 
     @property
     def arrivals(self) -> int:
+        """How many updates the recorded run took in."""
         return sum(isinstance(what, Sending) for turn in self.turns for what in turn)
 
     @property
@@ -161,6 +162,7 @@ class Trace:
 
     @property
     def ends_with_an_arrival(self) -> bool:
+        """Whether the last turn took an update in; else something was lost after the last of them."""
         return any(isinstance(what, Sending) for what in self.turns[-1])
 
 

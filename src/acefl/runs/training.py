@@ -317,6 +317,7 @@ class Training:
         return known + [0] * (self.fleet.clients - len(known))
 
     def result(self) -> Run:
+        """The run as far as it has come: what is recorded when it is over."""
         return Run(
             config={**self.config, **self._ended, **self._declared, "clients": self.fleet.clients},
             metrics=self.evaluator.rows,
@@ -335,6 +336,7 @@ class Training:
         )
 
     def state_dict(self) -> State:
+        """Everything that decides how the run goes on; random numbers are functions of keys and need no saving."""
         return {
             "server": self.server.state_dict(),
             "fleet": self.fleet.state_dict(),
@@ -349,6 +351,7 @@ class Training:
         }
 
     def load_state_dict(self, state: State) -> None:
+        """Go on from a saved state; the run must have been begun with the same settings."""
         known = len(state["server"]["participation"])
         if known > len(self.server.participation):
             self.server.join(known)

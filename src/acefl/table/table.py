@@ -66,17 +66,20 @@ class Accumulator:
         return self.sum.value is None
 
     def zero_(self) -> None:
+        """Make it the sum of no terms."""
         self._total.zero_()
         self._exponents.fill_(LOWEST)
         self._changed_by_hand()
 
     def state_dict(self) -> State:
+        """Its parts rather than `value`, so that a sum that was loaded goes on with the same bits."""
         state: State = {"total": self._total.clone(), "exponents": self._exponents.clone()}
         if self._look_at != math.inf:
             state["looks"] = [self._changes, self._look_at, self._pause]
         return state
 
     def load_state_dict(self, state: State) -> None:
+        """Become the sum that was saved, which must be of the same length."""
         saved, size = state["total"], self._total.numel()
         require(saved.numel() == size, f"the saved sum has {saved.numel()} numbers, this one {size}")
         self._total.copy_(saved)

@@ -91,6 +91,7 @@ class Shown:
     clients: int
 
     def describe(self) -> dict[str, Any]:
+        """What made this task, as plain JSON: its name and arguments."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -129,7 +130,9 @@ class Task(Protocol):
         """
         ...
 
-    def evaluate(self, model: Vector) -> Evaluation: ...
+    def evaluate(self, model: Vector) -> Evaluation:
+        """How good the model is, and each client's scores where there are such."""
+        ...
 
 
 class SharingTask(Task, Protocol):

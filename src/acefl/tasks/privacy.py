@@ -88,16 +88,20 @@ class Privatised:
         self.objective, self.batch_limit = task.objective, task.batch_limit
 
     def describe(self) -> dict[str, Any]:
+        """What the task says of itself, and under `privacy` what is added."""
         own = {"clip": self._clip, "noise_multiplier": self._noise_multiplier, "seed": self._seed}
         return {**self._task.describe(), "privacy": own}
 
     def initial(self) -> Vector:
+        """The task's own: it depends on nobody's data."""
         return self._task.initial()
 
     def evaluate(self, model: Vector) -> Evaluation:
+        """By the task itself: scores are for whoever simulates, and get no noise."""
         return self._task.evaluate(model)
 
     def updates(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
+        """The task's, each clipped, with noise from its key: another visit draws other noise."""
         updates = self._task.updates(models, clients, keys)
         noise_keys = [keyed.key(self._seed, _NOISE_STREAM, k) for k in keys]
         noise = keyed.normal(noise_keys, updates.shape[1], updates.device)

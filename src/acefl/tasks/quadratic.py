@@ -68,13 +68,16 @@ class Quadratic(Shown):
         self._pulls32 = torch.einsum("nij,nj->ni", self.hessians, self.optima).float()
 
     def describe(self) -> dict[str, Any]:
+        """Its arguments, from which `tasks.build` makes it again, and what a client's work is."""
         work = "A client sends the gradient of its quadratic" + (", with noise." if self.noise_scale else ".")
         return {"name": "quadratic", **self._arguments, "client_work": work}
 
     def initial(self) -> Vector:
+        """Three standard normals per number away from the solution."""
         return self._start.float()
 
     def updates(self, models: torch.Tensor, clients: list[int], keys: list[int]) -> torch.Tensor:
+        """Row k: the gradient of clients[k] at models[k], with noise from keys[k] alone."""
         index = torch.tensor(clients)
         gradients = torch.bmm(self._hessians32[index], models.unsqueeze(2)).squeeze(2).sub_(self._pulls32[index])
         if self.noise_scale:
@@ -97,6 +100,7 @@ class Quadratic(Shown):
         return gradient
 
     def evaluate(self, model: Vector) -> Evaluation:
+        """Exact, of the losses themselves: the gap to the solution, the gradient's norm, and each client's loss."""
         away = model.double() - self.solution
         offset = model.double() - self.optima
         client_loss = 0.5 * torch.einsum("ni,nij,nj->n", offset, self.hessians, offset)
