@@ -154,10 +154,10 @@ def compiled(name: str, shared: bool, clients: int) -> None:
     began = time.perf_counter()
     task = CASES[name].make()
     assert isinstance(task.compute, Replayed)
-    way = task._strategies.shared_compiled if shared else task.compute.compiled()
-    assert way is not None
+    strategy = task._strategies.shared_compiled if shared else task.compute.compiled()
+    assert strategy is not None
     some = list(range(clients))
-    way(task.initial().repeat(1 if shared else clients, 1), some, some)
+    strategy(task.initial().repeat(1 if shared else clients, 1), some, some)
     took = time.perf_counter() - began
     print(f"{name}: {clients} on {'one version' if shared else 'their own'} compiled after {took:.0f} s", flush=True)
 

@@ -60,7 +60,7 @@ def test_compiled_gradients_are_those_of_one_call_for_all_and_repeat_to_the_bit(
     for count in (1, 4, 9, 13, 21):
         models = task.initial() + 0.3 * torch.randn(count, len(task.initial()))
         clients, keys = [k % CLIENTS for k in range(count)], [keyed.key(7, k) for k in range(count)]
-        expected, found = (way.updates(models, clients, keys) for way in (task, compiled))
+        expected, found = (one.updates(models, clients, keys) for one in (task, compiled))
         assert (found - expected).abs().max() <= TOLERANCE * expected.abs().max()
         assert torch.equal(found, compiled.updates(models, clients, keys))
         alone = [compiled.updates(models[k : k + 1], clients[k : k + 1], keys[k : k + 1])[0] for k in range(count)]
@@ -169,7 +169,7 @@ def test_minibatches_may_lie_in_memory_in_any_order(tmp_path: Path, monkeypatch:
         compiled = task.for_run(0, True)
         assert compiled.compute.name == "compiled"
         models, clients, keys = task.initial().repeat(5, 1), list(range(5)), list(range(5))
-        expected, found = (way.updates(models, clients, keys) for way in (task, compiled))
+        expected, found = (one.updates(models, clients, keys) for one in (task, compiled))
         assert (found - expected).abs().max() <= TOLERANCE * expected.abs().max()
 
 
@@ -177,7 +177,7 @@ def test_minibatches_may_lie_in_memory_in_any_order(tmp_path: Path, monkeypatch:
 def test_a_run_that_was_compiled_resumes_compiled(
     instead: None, strategy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And where that is another way of doing so, a line says it."""
+    """And where that is another strategy, a line says it."""
     began = simulation(
         tasks.digits(clients=CLIENTS), ASGD(), lr=0.1, scenario=Scenario(), stop=Stop(arrivals=9), compiled=True
     )

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from acefl.core import rng as keyed
-from acefl.tasks import TorchTask, group_norm, inductor, tracing
-from acefl.tasks import compute as ways
+from acefl.tasks import TorchTask, compute, group_norm, inductor, tracing
 from acefl.tasks.compute import Beside, OneByOne, Replayed, Stacked, gradient_of
 from acefl.tasks.shared_weights import SharedWeights
 
@@ -38,7 +37,7 @@ class Graph:
 
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "_Captured", Graph)
+    monkeypatch.setattr(compute, "_Captured", Graph)
     monkeypatch.setattr(inductor, "compiled", lambda graph, examples, any_number=False: lambda given: graph(*given)[0])
 
 
@@ -72,11 +71,11 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("count", [1, 3, 8, 9, 21])
 def test_any_number_of_small_models_is_each_alone(count: int, compiled: bool) -> None:
     of = task()
-    way = Replayed(Stacked(gradient_of(of._model.functional)), of._data.gather)
-    way = way.compiled() if compiled else way
+    strategy = Replayed(Stacked(gradient_of(of._model.functional)), of._data.gather)
+    strategy = strategy.compiled() if compiled else strategy
     drawn = someones(of, count)
     for _ in range(2):  # the second time on buffers that hold something
-        close(way(*drawn), OneByOne(of._model.gradient, of._data.draw)(*drawn))
+        close(strategy(*drawn), OneByOne(of._model.gradient, of._data.draw)(*drawn))
 
 
 @pytest.mark.parametrize("stacked", [False, True])
@@ -86,11 +85,11 @@ def test_any_number_of_clients_on_one_model_is_each_alone(count: int, compiled: 
     of = task()
     large = SharedWeights(of._net, of._model.output, of._model.loss, of._data.draw).over
     at_one_model = Stacked(gradient_of(of._model.functional)).at_one_model if stacked else large
-    way = Replayed(at_one_model, of._data.gather, shared=True, sizes=(5, 10))
-    way = way.compiled() if compiled else way
+    strategy = Replayed(at_one_model, of._data.gather, shared=True, sizes=(5, 10))
+    strategy = strategy.compiled() if compiled else strategy
     models, clients, keys = someones(of, count)
     expected = OneByOne(of._model.gradient, of._data.draw)(models[:1].expand(count, -1), clients, keys)
-    close(way(models[:1], clients, keys), expected)
+    close(strategy(models[:1], clients, keys), expected)
 
 
 @pytest.mark.parametrize("alike", [False, True])
@@ -129,28 +128,28 @@ def test_models_too_large_for_several_at_once_do_not_share() -> None:
 
 
 def test_no_more_are_captured_than_fit() -> None:
-    sizes = ways._CAPTURED_SIZES
-    assert [ways._one_call(sizes, 10, count) for count in (1, 9, 10)] == [[1], [10], [10]]
-    assert ways._one_call(sizes, None, 9) == [12]
+    sizes = compute._CAPTURED_SIZES
+    assert [compute._one_call(sizes, 10, count) for count in (1, 9, 10)] == [[1], [10], [10]]
+    assert compute._one_call(sizes, None, 9) == [12]
 
 
 def test_a_call_of_large_models_is_at_most_one_client_too_large() -> None:
     for count in range(1, 65):
-        [size] = ways._one_call(ways._CAPTURED_SHARED, None, count)
+        [size] = compute._one_call(compute._CAPTURED_SHARED, None, count)
         assert count <= size <= count + 1
 
 
 def test_large_models_are_compiled_one_by_one() -> None:
     of = task()
-    way = Replayed(Beside(gradient_of(of._model.functional)), of._data.gather).compiled()
+    strategy = Replayed(Beside(gradient_of(of._model.functional)), of._data.gather).compiled()
     drawn = someones(of, 1)
-    close(way(*drawn), OneByOne(of._model.gradient, of._data.draw)(*drawn))
-    assert way.name == "compiled cuda-graph"
+    close(strategy(*drawn), OneByOne(of._model.gradient, of._data.draw)(*drawn))
+    assert strategy.name == "compiled cuda-graph"
 
 
 @given(small=st.integers(1, 20), more=st.integers(1, 20), count=st.integers(1, 200))
 def test_two_sizes_serve_every_number_and_waste_less_than_one_call(small: int, more: int, count: int) -> None:
-    sizes = ways._two_sizes(small, small + more, count)
+    sizes = compute._two_sizes(small, small + more, count)
     assert set(sizes) <= {small, small + more}
     assert 0 <= sum(sizes) - count < small + more
     assert sum(sizes[:-1]) < count

@@ -112,9 +112,10 @@ def _build(
     for what in ("method", "rule", "clients", "dim", "names"):
         require(here.get(what) == config.get(what), f"{what} is {here.get(what)}; the run's was {config.get(what)}")
     if here["compute"] != config["compute"]:
-        ways = here["compute"], config["compute"]
         log.warning(
-            "resumed with gradients computed by %s, before by %s: the result may differ in the last bits", *ways
+            "resumed with gradients computed by %s, before by %s: the result may differ in the last bits",
+            here["compute"],
+            config["compute"],
         )
     training.config = config
     return training

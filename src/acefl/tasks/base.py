@@ -163,7 +163,7 @@ def client_names(task: Task | None) -> list[str] | None:
 
 
 def for_run(task: Task, updates: float, compiled: bool | None, alike: bool) -> Task:
-    """The task as a run of about so many updates computes it, where it has more than one way: its class has `for_run`.
+    """The task as a run of about so many updates computes it, where it has several strategies: its class has `for_run`.
 
     The class is asked, since a task around another one may hand on what it does not know itself: that would leave the
     outer one out.

@@ -1,8 +1,8 @@
 """Local work of several steps, made of the same gradients that a single step is made of.
 
 A client starts from the model it was sent, takes some optimizer steps on minibatches of its own data, and sends what
-the server is to subtract. The gradients come from the task's own way of computing them (many models in one call, a
-replayed CUDA graph), so local work costs one gradient per step and nothing else.
+the server is to subtract. The task's own strategy computes the gradients (many models in one call, a replayed CUDA
+graph), so local work costs one gradient per step and nothing else.
 """
 
 from __future__ import annotations

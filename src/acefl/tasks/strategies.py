@@ -1,6 +1,6 @@
-"""Which way a task computes its gradients: by the model's size and the device, not by a stopwatch.
+"""The strategy by which a task computes its gradients: by the model's size and the device, not by a stopwatch.
 
-So the same run is computed in the same way tomorrow. A way that may not fit a user's module is tried first.
+So the same run is computed by the same strategy tomorrow. One that may not fit a user's module is tried first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from acefl.tasks.model_loss import ModelLoss
 from acefl.tasks.shared_weights import SharedWeights
 
 COMPUTE = ("auto", "one-by-one", "together", "adapters", "shared")
-Way = TypeVar("Way", Together, Adapters, SharedWeights)
+Strategy = TypeVar("Strategy", Together, Adapters, SharedWeights)
 log = logging.getLogger(__name__)
 _TOGETHER_UP_TO_ON_GPU = 2_000_000  # parameters: above this models run beside each other instead of stacked
 _BESIDE = 4  # gradients of large models at once on a GPU: more gain nothing
@@ -45,12 +45,12 @@ _COMPILE_ABOVE_ON_GPU = 100_000  # parameters: a replay of a smaller model is as
 
 
 class Strategies:
-    """The ways to compute the gradients of one model on these data.
+    """The strategies that can compute the gradients of one model on these data.
 
     Args:
         model: Module and loss.
         data: All clients' samples.
-        first: The first model, where ways are tried.
+        first: The first model, where strategies are tried.
         local: What a client does in place of one gradient.
     """
 
@@ -63,7 +63,7 @@ class Strategies:
         self._compiled: Gradients | None = None  # made when a run first asks for it
 
     def choose(self, compute: str) -> Gradients:
-        """The way that a setting names; `auto`: the best one that works."""
+        """The strategy that a setting names; `auto`: the best one that works."""
         if compute == "together":
             allowed = "neither local steps nor a random forward pass such as dropout"
             require(self._batches, f"compute='together' allows {allowed}")
@@ -80,21 +80,21 @@ class Strategies:
                 log.info("gradients are not computed by %s, which does not work here: %s", candidate.name, error)
         return self._alone
 
-    def at_once(self, way: Gradients) -> int:
+    def at_once(self, strategy: Gradients) -> int:
         """How many gradients to compute in one call: one, where batching gains nothing."""
         numbers = len(self._model.net)
-        if isinstance(way, OneByOne):
+        if isinstance(strategy, OneByOne):
             return 1
-        if isinstance(way, Adapters):
-            return way.most
-        if isinstance(way, Replayed) and way.most is not None:
-            return way.most
-        if isinstance(way, Replayed) and not self._stacks:
+        if isinstance(strategy, Adapters):
+            return strategy.most
+        if isinstance(strategy, Replayed) and strategy.most is not None:
+            return strategy.most
+        if isinstance(strategy, Replayed) and not self._stacks:
             return max(1, min(_BESIDE, _BESIDE_PARAMETERS // numbers))
         return 1 << (max(1, min(64, 2**24 // numbers)).bit_length() - 1)
 
     def shared(self) -> SharedWeights | Replayed:
-        """The way for clients that start from one model, which go through its weights as one batch."""
+        """The strategy for clients that start from one model, which go through its weights as one batch."""
         fits = self._local is None and not self._model.random and self._model.of_outputs
         allowed = "one gradient per visit, no dropout, and a loss of outputs"
         require(fits, f"compute is 'shared', and the task does not fit; allowed: {allowed}")
@@ -110,23 +110,24 @@ class Strategies:
         """How many clients on one model version are computed in one call."""
         return max(1, min(_SHARED_AT_ONCE, 2**28 // len(self._model.net)))
 
-    def compiles(self, way: Gradients) -> bool:
-        """Whether it is a way that can be compiled."""
-        return isinstance(way, Replayed) or (type(way) is Together and not self._on_gpu)
+    def compiles(self, strategy: Gradients) -> bool:
+        """Whether it is a strategy that can be compiled."""
+        return isinstance(strategy, Replayed) or (type(strategy) is Together and not self._on_gpu)
 
-    def compiling_pays(self, way: Gradients, gradients: float) -> bool:
+    def compiling_pays(self, strategy: Gradients, gradients: float) -> bool:
         """Whether in a run of so many it saves more time than it takes."""
         large = self._model.net.numbers >= _COMPILE_ABOVE_ON_GPU
-        return gradients >= _COMPILE_FROM and (large or not isinstance(way, Replayed))
+        return gradients >= _COMPILE_FROM and (large or not isinstance(strategy, Replayed))
 
-    def compiled(self, way: Gradients) -> Gradients | None:
-        """The same way, compiled; None, and a line in the log, where that does not work."""
+    def compiled(self, strategy: Gradients) -> Gradients | None:
+        """The same strategy, compiled; None, and a line in the log, where that does not work."""
         try:
             if self._compiled is None:
                 model, data = self._model, self._data
-                made = (
-                    way.compiled() if isinstance(way, Replayed) else Compiled(model.functional, data.draw_in_one_call)
-                )
+                if isinstance(strategy, Replayed):
+                    made: Replayed | Compiled = strategy.compiled()
+                else:
+                    made = Compiled(model.functional, data.draw_in_one_call)
                 made.prepare(self._first)
                 self._compiled = made
         except Exception as error:  # no compiler, or whatever a user's module does that cannot be compiled
@@ -135,7 +136,7 @@ class Strategies:
 
     @functools.cached_property
     def shared_compiled(self) -> Replayed | None:
-        """What computes clients on one model together, compiled for a GPU; None, where that is no way of its own."""
+        """The strategy for clients on one model, compiled for a GPU; None, where it is none of its own."""
         if self._local is not None or self.most_shared < _SHARED_SIZES[0]:
             return None  # calls would be padded, of models that fill a GPU
         try:
@@ -152,7 +153,7 @@ class Strategies:
             return None
 
     def _candidates(self) -> list[Gradients]:
-        """Ways to compute several gradients in one call, best first."""
+        """Strategies that compute several gradients in one call, best first."""
         net, found = self._model.net, list[Gradients]()
         if self._on_gpu:
             gradient = gradient_of(self._model.functional)
@@ -165,21 +166,21 @@ class Strategies:
             found.insert(0 if self._on_gpu and lora else 1, self._adapters())
         return found
 
-    def _or_refusal(self, way: Way) -> Way:
-        """A way that was asked for by its name, if it works."""
+    def _or_refusal(self, strategy: Strategy) -> Strategy:
+        """The strategy, which was asked for by its name, if it works."""
         try:
-            self._try(way)
+            self._try(strategy)
         except Exception as error:
-            wrong = f"compute is {way.name!r}, which does not work here ({_in_a_line(error)})"
+            wrong = f"compute is {strategy.name!r}, which does not work here ({_in_a_line(error)})"
             raise InvalidInput(f"{wrong}; allowed: auto") from error
-        return way
+        return strategy
 
-    def _try(self, way: Gradients | SharedWeights) -> None:
+    def _try(self, strategy: Gradients | SharedWeights) -> None:
         """Raises whatever a user's module does that cannot be traced, captured, stacked or shared."""
-        if isinstance(way, Adapters | SharedWeights):
-            way.try_against(self._alone, self._first, len(self._data.sizes) - 1)
+        if isinstance(strategy, Adapters | SharedWeights):
+            strategy.try_against(self._alone, self._first, len(self._data.sizes) - 1)
         else:
-            way(self._first.unsqueeze(0), [0], [0])
+            strategy(self._first.unsqueeze(0), [0], [0])
 
     def _adapters(self) -> Adapters:
         return Adapters(self._model.net, self._model.output, self._model.loss, self._data.draw)
