@@ -147,7 +147,7 @@ STAGES: dict[str, tuple[str, dict[str, Any], Wanted]] = {
     "few-leave34": ("dropout", {"seeds": (3, 4)}, _leaving(0.1, 0.3)),
     "tau12": ("dropout", {"seeds": (1, 2)}, _tau),
     "tau34": ("dropout", {"seeds": (3, 4)}, _tau),
-    "readings": ("readings", {"seeds": (0,)}, EVERYTHING),
+    "readings": ("readings", {"seeds": (0,)}, lambda labels: "pre-trained" not in labels["change"]),
     "pretrained": ("readings", {"seeds": (0,)}, lambda labels: "pre-trained" in labels["change"]),
     "pretrained12": ("readings", {"seeds": (1, 2)}, lambda labels: labels["change"] == PRETRAINED),
     "pretrained34": ("readings", {"seeds": (3, 4)}, lambda labels: labels["change"] == PRETRAINED),
@@ -289,7 +289,7 @@ def main() -> None:
         return
     unknown = [stage for stage in arguments.stages.split(",") if stage and stage not in STAGES]
     if unknown:
-        parser.error(f"unknown stage {unknown[0]!r}; allowed: {', '.join(STAGES)}")
+        parser.exit(2, f"error: unknown stage {unknown[0]!r}; allowed: {', '.join(STAGES)}\n")
     encoder = arguments.encoder or arguments.data / ENCODER
     inputs = Inputs(arguments.data, encoder, arguments.start or arguments.data / RECORDED.start.name)
     began = time.monotonic()
