@@ -27,12 +27,8 @@ def run(
     stop: options.StopOptions,
     lr: Annotated[
         float | None,
-        typer.Option(
-            metavar="X",
-            help="The server's learning rate; acefl tune finds one",
-            callback=options.check_rate,
-            rich_help_panel=options.RATE,
-            show_default=False,
+        options.option(
+            options.RATE, "X", "The server's learning rate; acefl tune finds one", callback=options.check_rate
         ),
     ] = None,
     optimizer: options.ServerOptimizer = None,
@@ -42,60 +38,45 @@ def run(
     evaluations: options.Evaluations = 50,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Where to write the run and its report; replaces an earlier record",
-            rich_help_panel=options.OUTPUT,
-        ),
+        options.option(options.OUTPUT, "DIR", "Where to write the run and its report; replaces an earlier record"),
     ] = None,
     checkpoint_every: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
+        options.option(
+            options.OUTPUT,
+            "N",
+            "Save the state in --out after every N uploads, so that a killed run can be resumed",
             min=1,
-            help="Save the state in --out after every N uploads, so that a killed run can be resumed",
-            rich_help_panel=options.OUTPUT,
-            show_default=False,
         ),
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Go on with the interrupted run in DIR, whose settings are recorded there",
-            rich_help_panel=options.OUTPUT,
-            show_default=False,
+        options.option(
+            options.OUTPUT, "DIR", "Go on with the interrupted run in DIR, whose settings are recorded there"
         ),
     ] = None,
     fleet: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="Who does the work: clients in virtual time, or Ray actors in real time (simulated, ray)",
-            rich_help_panel=options.FLEET,
-            **options.one_of(("simulated", "ray")),
+        options.option(
+            options.FLEET,
+            "NAME",
+            "Who does the work: clients in virtual time, or Ray actors in real time",
+            words=("simulated", "ray"),
         ),
     ] = "simulated",
-    actors: Annotated[
-        int, typer.Option(metavar="N", min=1, help="ray: how many actors", rich_help_panel=options.FLEET)
-    ] = 4,
+    actors: Annotated[int, options.option(options.FLEET, "N", "ray: how many actors", min=1)] = 4,
     together: Annotated[
         int,
-        typer.Option(
-            metavar="N",
+        options.option(
+            options.FLEET,
+            "N",
+            "ray: how many of an actor's clients work on one model in one call; more pays for small models",
             min=1,
-            help="ray: how many of an actor's clients work on one model in one call; more pays for small models",
-            rich_help_panel=options.FLEET,
         ),
     ] = 1,
-    gpus: Annotated[
-        float, typer.Option(metavar="X", min=0.0, help="ray: GPUs per actor", rich_help_panel=options.FLEET)
-    ] = 0.0,
+    gpus: Annotated[float, options.option(options.FLEET, "X", "ray: GPUs per actor", min=0.0)] = 0.0,
     ray: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESS", help="ray: the cluster, or local for this machine", rich_help_panel=options.FLEET
-        ),
+        str, options.option(options.FLEET, "ADDRESS", "ray: the cluster, or local for this machine")
     ] = "local",
     logger: options.LoggerName = None,
     json: options.Json = False,

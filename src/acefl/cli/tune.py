@@ -23,16 +23,11 @@ def tune(
     scenario: options.ScenarioOptions,
     stop: options.StopOptions,
     method: options.OneMethod = "ACE",
-    budget: Annotated[
-        float, typer.Option(metavar="N", help="How many whole runs it may cost", rich_help_panel=options.BUDGET)
-    ] = 12.0,
+    budget: Annotated[float, options.option(options.BUDGET, "N", "How many whole runs it may cost")] = 12.0,
     lr_centre: Annotated[
         float,
-        typer.Option(
-            metavar="X",
-            help="Rates are looked for a factor of 128 either way",
-            callback=options.check_centre,
-            rich_help_panel=options.RATE,
+        options.option(
+            options.RATE, "X", "Rates are looked for a factor of 128 either way", callback=options.check_centre
         ),
     ] = 0.25,
     by: options.By = None,
@@ -45,12 +40,7 @@ def tune(
         ),
     ] = False,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Write it there; a search there that was stopped goes on",
-            rich_help_panel=options.OUTPUT,
-        ),
+        Path | None, options.option(options.OUTPUT, "DIR", "Write it there; a search there that was stopped goes on")
     ] = None,
     workers: options.Workers = None,
     json: options.Json = False,
