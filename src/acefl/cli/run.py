@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -99,10 +100,11 @@ def run(
     """
     from acefl import Every, report, simulate
     from acefl import resume as resume_run
-    from acefl.cli import on_ray, show
+    from acefl.cli import show
     from acefl.cli.prepare import compute_on_one_thread, prepare
     from acefl.core.files import atomic_directory, check_replaceable
     from acefl.runs.loggers import open_logger
+    from acefl.runs.on_ray import run_on_ray
     from acefl.runs.record import run_name
 
     folder: Path | None
@@ -122,57 +124,57 @@ def run(
                 finished = resume_run(resume, task=own_task, rule=own, observers=logs, progress=progress)
         elif lr is None:
             raise InvalidInput("Missing option '--lr' (see acefl run --help)")
-        elif fleet == "ray":
-            folder = None
-            finished = on_ray.train(
-                context,
-                task,
-                stop,
-                lr=lr,
-                method=method,
-                seed=seed,
-                evaluations=evaluations,
-                out=out,
-                checkpoint_every=checkpoint_every,
-                actors=actors,
-                together=together,
-                gpus=gpus,
-                address=ray,
-                quiet=json,
-                observers=logs,
-                step=options.parse_step(optimizer, schedule),
-            )
         else:
-            on_ray.refuse_ray_settings(context)
-            require(out is not None or checkpoint_every is None, "--checkpoint-every needs --out DIR to write to")
-            if out is not None:
-                check_replaceable(out)
+            _refuse_settings_of_another_fleet(context, fleet)
             [rule] = options.parse_methods([method])
-            step = options.parse_step(optimizer, schedule)
-            ready = prepare(task, scenario, stop, [rule], seed)
-            expected = {"expectation": ready.expectation, "warnings": ready.warnings}
+            on_any_fleet: dict[str, Any] = {
+                "lr": lr,
+                "seed": seed,
+                "evaluations": evaluations,
+                "observers": logs,
+                "checkpoint": Every(arrivals=checkpoint_every) if checkpoint_every else None,
+                **options.parse_step(optimizer, schedule),
+            }
             folder = out
-            if out is not None and checkpoint_every is None:
-                folder = whole.enter_context(atomic_directory(out))
-            elif out is not None:
-                whole.enter_context(_telling_how_to_resume(out, task.task, method))
-            if not json:
-                show.print_expectations(ready)
-            with show.fraction_bar(method, quiet=json) as progress:
-                finished = simulate(
-                    ready.task,
-                    rule,
-                    lr=lr,
-                    scenario=ready.scenario,
-                    stop=ready.stop,
-                    seed=seed,
-                    out=folder,
-                    evaluations=evaluations,
-                    progress=progress,
-                    observers=logs,
-                    checkpoint=Every(arrivals=checkpoint_every) if checkpoint_every else None,
-                    **step,
-                )
+            if fleet == "ray":
+                if out is not None and checkpoint_every is None:
+                    check_replaceable(out)
+                settings, budget = task.build(), stop.build()
+                with show.fraction_bar(f"{method} on {actors} actors", quiet=json) as progress:
+                    finished = run_on_ray(
+                        settings,
+                        rule,
+                        stop=budget,
+                        actors=actors,
+                        together=together,
+                        gpus=gpus,
+                        address=ray,
+                        out=out,
+                        progress=progress,
+                        **on_any_fleet,
+                    )
+            else:
+                require(out is not None or checkpoint_every is None, "--checkpoint-every needs --out DIR to write to")
+                if out is not None:
+                    check_replaceable(out)
+                ready = prepare(task, scenario, stop, [rule], seed)
+                expected = {"expectation": ready.expectation, "warnings": ready.warnings}
+                if out is not None and checkpoint_every is None:
+                    folder = whole.enter_context(atomic_directory(out))
+                elif out is not None:
+                    whole.enter_context(_telling_how_to_resume(out, task.task, method))
+                if not json:
+                    show.print_expectations(ready)
+                with show.fraction_bar(method, quiet=json) as progress:
+                    finished = simulate(
+                        ready.task,
+                        rule,
+                        scenario=ready.scenario,
+                        stop=ready.stop,
+                        out=folder,
+                        progress=progress,
+                        **on_any_fleet,
+                    )
         if folder is not None:
             report.build(folder)
     if json:
@@ -190,6 +192,16 @@ def run(
         show.warn(f"the run ended early: {finished.config['ended']}")
     if out is not None:
         show.path("report", out / "report.html")
+
+
+def _refuse_settings_of_another_fleet(context: typer.Context, fleet: str) -> None:
+    """A setting that would be ignored is a mistake: real time passes by itself, virtual time needs no actors."""
+    names, why = ["actors", "together", "gpus", "ray"], "describes Ray's actors; allowed with --fleet ray only"
+    if fleet == "ray":
+        names = [field.name for field in dataclasses.fields(options.ScenarioOptions)]
+        why = "describes simulated time; allowed with --fleet ray: task, budget and output"
+    for option in options.written(context, names):
+        raise InvalidInput(f"{option} {why}")
 
 
 def _refuse_settings_beside_resume(context: typer.Context, but: list[str]) -> None:
