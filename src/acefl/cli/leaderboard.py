@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from acefl.cli import options
+
+if TYPE_CHECKING:
+    from acefl.report.standings import Board
 
 
 def leaderboard(
@@ -88,7 +91,6 @@ def leaderboard(
     """
     chosen = options.parse_seeds(seeds)
     from acefl.cli import show as showing
-    from acefl.core.files import read_json
     from acefl.paper import leaderboard as boards
     from acefl.report.standings import Board
 
@@ -111,7 +113,7 @@ def leaderboard(
             workers=workers,
             progress=progress,
         )
-    _print(Board(read_json(out / "leaderboard.json")), json)
+    _print(Board.read(out), json)
     if not json:
         showing.path("report", out / "report.html")
 
@@ -126,11 +128,10 @@ def _folders(given: list[str]) -> dict[str, str]:
     return {name: folder for name, _, folder in parts}
 
 
-def _print(board: object, json: bool) -> None:
+def _print(board: Board, json: bool) -> None:
     from acefl.cli import show
-    from acefl.report.standings import NOT_FOR_CITING, Board
+    from acefl.report.standings import NOT_FOR_CITING
 
-    assert isinstance(board, Board)
     if json:
         show.print_json(dict(board.content))
         return
