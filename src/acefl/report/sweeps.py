@@ -17,7 +17,7 @@ from acefl.report import comparison, metrics, page, style
 from acefl.report.drawing import VIRIDIS, Figure, Panel, heatmap, line, numbers
 from acefl.report.metrics import Metric
 from acefl.report.page import Cell, Table
-from acefl.report.statistics import leaders, same_seed, why_bold
+from acefl.report.statistics import leaders, why_bold
 from acefl.runs.record import settings_name
 
 Row = dict[str, Any]  # of a table: the varied settings, and "mean" and "std" of a metric over seeds
@@ -91,14 +91,12 @@ def leading(table: pd.DataFrame, varied: list[str], metric: Metric) -> set[tuple
     """The combinations of varied settings that lead, each among those of the same task, scenario and budget."""
     found: set[tuple[Any, ...]] = set()
     for _, part in _parts(table, _around(varied)):
+        keys = {str(key): key for key, _ in _parts(part, varied)}
         by_seed = {
-            key: dict(zip(own.get(_SEED, range(len(own))), own[metric.key].where(~_lost(own)), strict=True))
+            str(key): dict(zip(own.get(_SEED, range(len(own))), own[metric.key].where(~_lost(own)), strict=True))
             for key, own in _parts(part, varied)
         }
-        names = {str(key): key for key in by_seed}
-        rows = same_seed(*by_seed.values())
-        scores = {name: metric.scores(row[place] for row in rows) for place, name in enumerate(names)}
-        found |= {names[name] for name in leaders(scores)}
+        found |= {keys[name] for name in leaders(metric.scores_by_seed(by_seed))}
     return found
 
 
@@ -175,10 +173,10 @@ def _heat_maps(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> l
     numeric = [axis for axis in varied if pd.api.types.is_numeric_dtype(table[axis])]
     for metric, (across, up) in itertools.product(shown, itertools.combinations(numeric, 2)):
         others = [axis for axis in varied if axis not in (across, up)]
-        groups = table.groupby(others, sort=False) if others else [("", table)]
         means = _heights([row["mean"] for row in grouped(table, varied, metric)], metric)
         ends = min(means, default=0.0), max(means, default=1.0)
-        panels = [_heat_map(part, across, up, metric, _group_name(others, name), ends) for name, part in groups]
+        parts = _parts(table, others)
+        panels = [_heat_map(part, across, up, metric, _group_name(others, key), ends) for key, part in parts]
         title = f"{metric.heading} over {_word(across)} and {_word(up)}"
         better = "larger" if metric.higher_is_better else "smaller"
         caption = f"Mean over seeds; one colour scale for all maps. A {better} {metric.heading} is better and brighter"
@@ -261,9 +259,8 @@ def _slug(name: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in name)
 
 
-def _group_name(axes: list[str], values: Any) -> str:
+def _group_name(axes: list[str], values: tuple[Any, ...]) -> str:
     """The settings a panel holds fixed: `ACE, spread 10`; a method needs no word before it."""
-    own = values if isinstance(values, tuple) else (values,)
     return ", ".join(
-        f"{value}" if axis == "method" else f"{_word(axis)} {value}" for axis, value in zip(axes, own, strict=False)
+        f"{value}" if axis == "method" else f"{_word(axis)} {value}" for axis, value in zip(axes, values, strict=True)
     )
