@@ -14,7 +14,7 @@ import pandas as pd
 from acefl.core.errors import InvalidInput, require
 from acefl.core.files import read_json
 from acefl.report import clients, recorded, style
-from acefl.report.recorded import Comparison, Method
+from acefl.report.recorded import Comparison
 
 _TERMS = ("noise", "bias", "delay")
 PREDICTED = -0.5  # the exponent of the mean squared gradient in T and in n, by the paper's Theorem 1
@@ -98,7 +98,7 @@ def participation(found: Diagnosis) -> pd.DataFrame:
     for method in found.methods.methods:
         row: dict[str, Any] = {"method": method.label}
         names = ("influence_clients", "influence_gini", "influence_speed", "influence_slow", *served, "gap")
-        row |= {name: _mean(method, name) for name in names if measures(name)}
+        row |= {name: method.mean(name) for name in names if measures(name)}
         counts = clients.staleness_counts(method)
         for name, q in (("median", 0.5), ("p90", 0.9), ("max", 1.0)):
             row[f"staleness_{name}"] = float(clients.quantile(counts, q)) if counts else math.nan
@@ -113,10 +113,6 @@ def second_half(metrics: pd.DataFrame) -> pd.DataFrame:
         raise InvalidInput("no error terms were measured: the runs are shorter than the arrivals between two of them")
     late: pd.DataFrame = measured[measured["arrival"] >= measured["arrival"].max() / 2]
     return late
-
-
-def _mean(method: Method, key: str) -> float:
-    return float(np.mean(method.finals(key)))
 
 
 def amplified(cells: pd.DataFrame, label: str) -> float:

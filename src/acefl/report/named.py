@@ -60,7 +60,7 @@ def each_client(comparison: Comparison) -> Figure | None:
     ]
     rows = row_names(shortened(str(name)) for name in order)
     layout = style.layout(
-        score.replace("heldout_", "held-out ") if score.startswith("heldout") else f"{score} on training data",
+        score_words(score),
         "",
         height=90 + 26 * len(order),
         yaxis=rows | {"range": [-0.6, len(order) - 0.4]},
@@ -79,6 +79,11 @@ def _score(comparison: Comparison) -> str | None:
     known = set.intersection(*columns)
     order = ("heldout_accuracy", "heldout_loss", "accuracy", "loss")
     return next((name for name in order if name in known), None) if "name" in known else None
+
+
+def score_words(score: str) -> str:
+    """A column of clients' scores, beside an axis."""
+    return score.replace("heldout_", "held-out ") if score.startswith("heldout_") else f"{score} on training data"
 
 
 def _means(method: Method, score: str) -> pd.Series[float]:

@@ -96,6 +96,10 @@ class Method:
         """The metric at the end of each run, in the order of the seeds."""
         return [run.final(metric) for run in self.runs]
 
+    def mean(self, metric: str) -> float:
+        """The mean of these. A NaN stays one: without the seeds that diverged it would flatter the method."""
+        return float(np.mean(self.finals(metric)))
+
     @property
     def diverged(self) -> int:
         return sum(run.diverged for run in self.runs)
