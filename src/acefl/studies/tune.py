@@ -28,7 +28,6 @@ from acefl.core.stop import Stop
 from acefl.fleets.scenario import Scenario
 from acefl.rules import ACE, imported_from
 from acefl.runs.record import FORMAT, command_line, machine
-from acefl.runs.simulate import simulation
 from acefl.runs.training import never
 from acefl.studies import cost
 from acefl.studies.jobs import Job, Jobs, open_jobs
@@ -341,15 +340,7 @@ def _best(trials: Sequence[Trial], by: Objective) -> Trial:
 def _score_until(part: tuple[RunSpec, int]) -> Scored:
     """The objective after so many quarters of a run, and the uploads it took."""
     spec, quarters = part
-    training = simulation(
-        build_task(spec.task, spec.seed),
-        spec.rule,
-        lr=spec.lr,
-        scenario=spec.scenario,
-        stop=spec.stop,
-        seed=spec.seed,
-        evaluations=spec.evaluations,
-    )
+    training = spec.training()
     for _, spent in training.advance(never):  # evaluations are at the quarters
         if spent >= quarters / WHOLE:
             break
