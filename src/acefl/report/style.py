@@ -96,13 +96,7 @@ def span(values: Iterable[float], least: float) -> list[float] | None:
 
 def layout(x_title: str, y_title: str, height: int = 340, **changes: Any) -> dict[str, Any]:
     """What all panels share. `xaxis` and `yaxis` in `changes` are merged, everything else replaces."""
-    shared: dict[str, Any] = {
-        "height": height,
-        "showlegend": False,
-        "together": False,  # whether a pointer shows all curves at its place, or the nearest point
-    }
-    for axis, title in (("xaxis", x_title), ("yaxis", y_title)):
-        shared[axis] = {"title": title}
-    for key, value in changes.items():
-        shared[key] = shared[key] | value if key in ("xaxis", "yaxis") else value
-    return shared
+    axes = {"xaxis": {"title": x_title}, "yaxis": {"title": y_title}}
+    merged = {axis: titled | changes.pop(axis, {}) for axis, titled in axes.items()}
+    together = False  # whether a pointer shows all curves at its place, or the nearest point
+    return {"height": height, "showlegend": False, "together": together, **merged, **changes}
