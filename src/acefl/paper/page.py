@@ -264,12 +264,12 @@ def heatmaps(page: Page, name: str, caption: str, results: Results, x: str, y: s
         methods = results.having("method")
         across, down = results.having(x), results.having(y)
         values = {
-            method: np.array(
-                [[results.mean("accuracy", **{"method": method, x: a, y: b}) or np.nan for a in across] for b in down]
+            method: np.array(  # of floats: None, where nothing is known, becomes NaN
+                [[results.mean("accuracy", **{"method": method, x: a, y: b}) for a in across] for b in down], float
             )
             for method in methods
         }
-        top = max(float(np.nanmax(v)) for v in values.values() if not np.isnan(v).all())
+        top = max((float(np.nanmax(v)) for v in values.values() if not np.isnan(v).all()), default=1.0)
         figure, grid = plt.subplots(
             1, len(methods), figsize=(2.6 * len(methods), 2.9), squeeze=False, layout="constrained"
         )
