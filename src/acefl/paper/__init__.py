@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acefl.core.errors import InvalidInput, require
-from acefl.core.files import read_json, write_json
+from acefl.core.files import is_new, read_json, write_json
 from acefl.core.settings import plain
 
 if TYPE_CHECKING:
@@ -109,25 +109,20 @@ def _note(out: Path, name: str, command: str, asked: dict[str, Any]) -> dict[str
     from acefl.runs.record import FORMAT
 
     path = out / _NOTE
-    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-    writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-    require(writable, f"nothing can be written to {there}; give another --out")
-    commands: list[str] = []
-    remarks: list[str] = []
+    nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    writable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    require(writable, f"nothing can be written to {nearest}; give another --out")
+    note: dict[str, Any] = {}
     if path.exists():
         note = read_json(path)
-        remarks = list(note.get("remarks", []))
         require(note.get("recipe") == name, f"{out} holds recipe {note.get('recipe')}; allowed: a directory of its own")
-        commands = list(note.get("commands", []))
         for key, value in asked.items():
             there = note.get("asked", asked).get(key)
             require(there == value, f"{out} holds runs with {key} {there}, not {value}; give another --out")
     else:
-        require(
-            not out.exists() or not any(out.iterdir()), f"{out} is not empty and holds no recipe; give another --out"
-        )
-    if command not in commands:
-        commands.append(command)
+        require(is_new(out), f"{out} is not empty and holds no recipe; give another --out")
+    commands = list(dict.fromkeys([*note.get("commands", []), command]))
+    remarks = list(note.get("remarks", []))
     return {"format": FORMAT, "recipe": name, "commands": commands, "remarks": remarks, "asked": asked}
 
 
