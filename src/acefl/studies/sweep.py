@@ -236,7 +236,7 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 def _part(settings: Settings, head: str, base: dict[str, Any]) -> dict[str, Any]:
     own = {key.removeprefix(f"{head}."): value for key, value in settings.items() if key.startswith(f"{head}.")}
-    return {**base, **own} if own or head != "stop" else {}
+    return {**base, **own}
 
 
 def _named_task(settings: Settings) -> dict[str, Any]:
