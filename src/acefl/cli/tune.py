@@ -96,9 +96,10 @@ def tune(
         result: dict[str, Any] = {"method": label(found.rule), "task": ready.settings, "objective": found.objective}
         spent = {"runs": found.budget, "spent": found.spent, "arrivals": found.arrivals}
         result |= {"best": best, "settings": found.best.settings, "budget": spent, "directory": out}
-        result |= {
-            "trials": [{**one.settings, "share": one.quarters / 4, **_scored(found, one)} for one in found.trials]
-        }
+        result["trials"] = [
+            {**one.settings, "share": one.quarters / 4, found.objective: one.score, "arrivals": one.arrivals}
+            for one in found.trials
+        ]
         show.print_json(result | {"expectation": ready.expectation, "warnings": ready.warnings})
     else:
         show.console().print(_trials(found, best))
@@ -109,10 +110,6 @@ def tune(
         rates = sorted(trial.settings["lr"] for trial in found.trials)
         show.warn(f"every rate from {rates[0]:.3g} to {rates[-1]:.3g} diverged: try a smaller --lr-centre")
         raise typer.Exit(1)
-
-
-def _scored(found: Tuning, trial: Any) -> dict[str, float]:
-    return {found.objective: trial.score, "arrivals": trial.arrivals}
 
 
 def _trials(found: Tuning, best: float | None) -> Table:
