@@ -226,11 +226,11 @@ def leaderboard(
     note = folder / "board.json"
     claim(note, made_with, "leaderboard")
     described = {task: _without_folder(describe(settings, built[task])) for task, settings in chosen.items()}
-    made_with["tasks"] = _joined(note, "tasks", described)
+    made_with["tasks"] = _with_new(note, "tasks", described)
     if natural:
         there = read_json(note).get("references", {})
         references = {task: there.get(task) or _reference(built[task]) for task in chosen}
-        made_with["references"] = _joined(note, "references", references)
+        made_with["references"] = _with_new(note, "references", references)
     (folder / "cells").mkdir(exist_ok=True)
     cells = [
         Cell(
@@ -242,7 +242,7 @@ def leaderboard(
             budget,
             tuple(seeds),
             folder / "cells" / cell_name(task, name, _title(rule)),
-            **(_more(made_with["references"][task]) if natural else {}),
+            **(_of_natural_cells(made_with["references"][task]) if natural else {}),
         )
         for task, settings in chosen.items()
         for name, scenario in scenarios.items()
@@ -275,8 +275,8 @@ def _without_folder(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key != "folder"}
 
 
-def _joined(note: Path, key: str, new: Mapping[str, Any]) -> dict[str, Any]:
-    """What the board's note has under a key, and what is new, which is added; refused if it is there otherwise."""
+def _with_new(note: Path, key: str, new: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of the board's note under a key, new ones added to it; one that is there as another is refused."""
     content = read_json(note)
     there = content.get(key, {})
     for name, value in plain(new).items():
@@ -308,8 +308,8 @@ def _is_affordable(rule: Method, task: Task) -> bool:
     return not isinstance(rule, RobustACE) or len(task.initial()) <= SORTED
 
 
-def _more(reference: Mapping[str, float | None]) -> dict[str, Any]:
-    """What cells of natural boards have besides."""
+def _of_natural_cells(reference: Mapping[str, float | None]) -> dict[str, Any]:
+    """Settings that only cells of natural boards have."""
     return {"over": ALL, "evaluations": _EVALUATIONS_NATURAL, "target": reference["target"]}
 
 

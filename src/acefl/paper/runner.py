@@ -106,7 +106,7 @@ class _Schedule:
 
     def ready(self, count: int) -> list[Assignment]:
         """The first few runs that are wanted and not under way, and can be over before the deadline."""
-        while any([self._shared(assignment) for planned in self._plan for assignment in self._wanted(planned)]):
+        while any([self._copied(assignment) for planned in self._plan for assignment in self._wanted(planned)]):
             pass  # what was copied may have been a trial, and its search wants the next
         chosen: list[Assignment] = []
         self._left = 0
@@ -168,8 +168,8 @@ class _Schedule:
                 rates.tell(rate, _score(records[cell.name], planned.tuning))
         return [], planned.cells(rates.best)
 
-    def _shared(self, assignment: Assignment) -> bool:
-        """Whether another recipe has made this very run: then its record is copied, under our labels."""
+    def _copied(self, assignment: Assignment) -> bool:
+        """Whether another recipe has made this very run; its record is then copied, under the labels of this one."""
         for ledger in self._ledgers.values():
             record = ledger.records.get(assignment.cell.name)
             if record is not None and record["kind"] == assignment.kind:

@@ -18,7 +18,7 @@ from acefl.report.recorded import Comparison
 
 _TERMS = ("noise", "bias", "delay")
 PREDICTED = -0.5  # the exponent of the mean squared gradient in T and in n, by the paper's Theorem 1
-_LEAST = 1e-9  # of the mean squared error: below this a term is rounding, and shown as none
+_ROUNDING = 1e-9  # of the mean squared error: below this a term is rounding, and shown as none
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
             columns[heading] = ["–" if math.isnan(v) else _minus(format(v, digits)) for v in table[name]]
     text = pd.DataFrame(columns)
     if "bias" in table:
-        text.loc[table["bias"] < _LEAST * table["mse"], ["bias", "is ζ² ×"]] = "none", "0"
+        text.loc[table["bias"] < _ROUNDING * table["mse"], ["bias", "is ζ² ×"]] = "none", "0"
     return text
 
 
@@ -244,7 +244,7 @@ def sentences(found: Diagnosis) -> list[str]:
         biased = [
             f"{m} {b / t:.0%}" for m, b, t in zip(table["method"], table["bias"], total, strict=True) if b > 0.01 * t
         ]
-        free = [m for m, b, t in zip(table["method"], table["bias"], total, strict=True) if b <= _LEAST * t]
+        free = [m for m, b, t in zip(table["method"], table["bias"], total, strict=True) if b <= _ROUNDING * t]
         if biased:
             said.append(f"Participation bias is this much of the squared error of an update: {', '.join(biased)}.")
         if free:

@@ -21,7 +21,7 @@ def shortened(name: str) -> str:
     return name if len(name) <= _LONGEST else name[: _LONGEST - 1].rstrip() + "…"
 
 
-def called(run: Run) -> dict[int, str]:
+def names_of(run: Run) -> dict[int, str]:
     """Every client's name, as it is written; empty where clients have numbers alone."""
     if "name" not in run.clients:
         return {}
@@ -31,7 +31,7 @@ def called(run: Run) -> dict[int, str]:
 
 def along_speed(comparison: Comparison) -> dict[str, Any]:
     """Ticks of an axis of clients from fast to slow: their names, where these are few and the same in all runs."""
-    orders = {tuple(called(run).values()) for run in comparison.runs}
+    orders = {tuple(names_of(run).values()) for run in comparison.runs}
     if len(orders) != 1 or not 0 < len(order := next(iter(orders))) <= _MOST_TICKS:
         return {}
     return row_names(order) | {"tickvals": list(range(1, len(order) + 1))}
