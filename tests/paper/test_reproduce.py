@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -260,6 +262,15 @@ def test_a_run_that_two_recipes_share_is_made_once(tmp_path: Path) -> None:
 def test_nothing_is_started_after_the_limit(tmp_path: Path) -> None:
     outcome = runner.run([planned_digits("a", "ACE")], {"a": tmp_path}, workers=1, limit=0.0)
     assert (outcome.done, outcome.left) == (0, 1)
+
+
+def test_no_run_waits_for_a_worker_until_the_limit_is_past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With workers for every core, and fewer cores than runs."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    plan = [planned_digits("a", "ACE", seeds=(0, 1, 2))]
+    limit = 0.5  # seconds, which are past when the first run is recorded
+    outcome = runner.run(plan, {"a": tmp_path}, limit=limit, begin=lambda: time.sleep(limit))
+    assert (outcome.done, outcome.left) in [(1, 2), (0, 3)]  # none: planning took that long
 
 
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

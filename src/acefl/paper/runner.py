@@ -22,6 +22,7 @@ from acefl.paper.rates import search
 from acefl.paper.records import Ledger, Record, Results
 from acefl.runs.record import machine
 from acefl.studies.jobs import Job, open_jobs
+from acefl.studies.pools import how_many
 from acefl.studies.spec import RunSpec
 from acefl.studies.sweep import Cell
 
@@ -67,11 +68,10 @@ def run(
     """
     ledgers = {name: Ledger(folder / "results.jsonl") for name, folder in folders.items()}
     schedule = _Schedule(plan, ledgers, math.inf if limit is None else time.monotonic() + limit)
-    most = workers or 8
     with open_jobs(workers) as jobs:
 
         def add_ready() -> None:
-            for assignment in schedule.ready(most - len(jobs)):
+            for assignment in schedule.ready(how_many(workers) - len(jobs)):
                 jobs.add(Job(_make, assignment, assignment, _words(assignment)))
 
         add_ready()
