@@ -31,7 +31,7 @@ from acefl.rules import METHODS, RobustACE, imported_from
 from acefl.runs.record import FORMAT, Run, command_line, machine, run_name
 from acefl.studies.jobs import Job, open_jobs
 from acefl.studies.results import Leaderboard
-from acefl.studies.spec import DEFAULT_TASK, TUNING_SEED, RunSpec
+from acefl.studies.spec import DEFAULT_TASK, TUNING_SEED, RunSpec, check_seeds
 from acefl.studies.tune import ALL, check_budget, tune
 from acefl.tasks import natural as natural_tasks
 from acefl.tasks.base import Task
@@ -198,7 +198,7 @@ def leaderboard(
     require(arrivals >= 1, f"arrivals is {arrivals}; allowed: at least 1")
     check_budget(budget)
     require(len(seeds) >= 2, f"seeds are {list(seeds)}; allowed: at least two, to know how much they differ")
-    require(TUNING_SEED not in seeds, f"seed {TUNING_SEED} is kept for tuning; use another")
+    check_seeds(seeds)
     require(not only or bool(own), "only is given without a method; name at least one")
     methods = [*own] if only else [*(kind() for kind in METHODS.values()), *own]
     names = [label(rule) for rule in methods]

@@ -39,6 +39,7 @@ from acefl.studies.spec import (
     PAPER_METHODS,
     TUNING_SEED,
     RunSpec,
+    check_seeds,
 )
 from acefl.studies.unfinished import resumable_directory
 from acefl.tasks.base import client_names
@@ -101,9 +102,7 @@ def compare(
             with which everything runs in this process alone.
     """
     require(bool(methods), "methods is empty; allowed: at least one")
-    require(bool(seeds), "seeds is empty; allowed: at least one")
-    require(TUNING_SEED not in seeds, f"seed {TUNING_SEED} is kept for tuning; use another")
-    require(len(set(seeds)) == len(seeds), f"seeds are {list(seeds)}; allowed: each once")
+    check_seeds(seeds)
     require(evaluations >= 1, f"evaluations is {evaluations}; allowed: at least 1")
     names = [label(rule) for rule in methods]
     for name in names:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from acefl.core.errors import require
 from acefl.core.optimizers import Optimizer
 from acefl.core.rule import Method
 from acefl.core.schedules import Schedule
@@ -32,6 +33,13 @@ DEFAULT_SCENARIO = Scenario(clock="event", delay=1.0, spread=30.0, slow="last")
 DEFAULT_STOP = Stop(arrivals=10_000)
 DEFAULT_SEEDS = (0, 1, 2)
 TUNING_SEED = 10_007  # learning rates are chosen on a seed (data split and schedule) that no result is reported on
+
+
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Refuse none at all, the one that is kept for tuning, and one given twice: it would count for two."""
+    require(bool(seeds), "seeds is empty; allowed: at least one")
+    require(TUNING_SEED not in seeds, f"seed {TUNING_SEED} is kept for tuning; use another")
+    require(len(set(seeds)) == len(seeds), f"seeds are {list(seeds)}; allowed: each once")
 
 
 @dataclass(frozen=True)
