@@ -119,7 +119,8 @@ class Cell:
         began = time.perf_counter()
         scenario = scenario_of(self.rule, _SCENARIOS[self.scenario])
         found = tune(
-            *(self.settings, self.rule),
+            self.settings,
+            self.rule,
             scenario=scenario,
             stop=self.stop,
             over=self.over,

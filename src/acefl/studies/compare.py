@@ -138,15 +138,8 @@ def compare(
         "evaluations": evaluations,
         "probe": probe,
     }
-    plan = RunSpec(
-        *(task, methods[0], math.nan, scenario, stop, TUNING_SEED, evaluations),
-        watch=True,
-        probe=probe,
-        optimizer=optimizer,
-        schedule=schedule,
-        by=objective,
-        logger=logger,
-    )
+    plan = RunSpec(task, methods[0], math.nan, scenario, stop, TUNING_SEED, evaluations, watch=True, probe=probe)
+    plan = dataclasses.replace(plan, optimizer=optimizer, schedule=schedule, by=objective, logger=logger)
     contenders = [_contender(dataclasses.replace(plan, rule=rule), rates[label(rule)], lr_centre) for rule in methods]
     if progress is True:
         tuned = sum(rate is None for rate in rates.values())
