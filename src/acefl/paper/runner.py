@@ -231,6 +231,6 @@ def _short(value: float) -> float | None:
 
 def _words(assignment: Assignment) -> str:
     said = ", ".join(f"{key} {value}" for key, value in assignment.labels.items())
-    return f"{assignment.recipe}: {said}" + (
-        f", trying lr {assignment.cell.settings['lr']:.3g}" * (assignment.kind == "trial")
-    )
+    if assignment.kind == "trial":
+        said += f", trying lr {assignment.cell.settings['lr']:.3g}"
+    return f"{assignment.recipe}: {said}"

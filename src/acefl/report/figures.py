@@ -104,7 +104,7 @@ def curve(comparison: Comparison, metric: Metric) -> Figure:
         for budget in BUDGETS
     }
     every = [one for of_budget in curves.values() for one in of_budget.values()]
-    log = metric.log or _are_far_apart([float(one.mean[-1]) for one in every] * (not metric.higher_is_better))
+    log = metric.log or (not metric.higher_is_better and _are_far_apart([float(one.mean[-1]) for one in every]))
     y_axis = _y_axis(metric, every, log)
     panels = []
     for budget, of_methods in curves.items():
@@ -115,7 +115,8 @@ def curve(comparison: Comparison, metric: Metric) -> Figure:
         ]
         lines = [line(label, looks[label], one.x, one.mean) for label, one in of_methods.items()]
         name = comparison.time_heading if budget == "time" else BUDGETS[budget]
-        unit = {"arrival": " (uploads received)", "time": " (in the unit of delay)" * ("delay" in comparison.scenario)}
+        in_delays = " (in the unit of delay)" if "delay" in comparison.scenario else ""
+        unit = {"arrival": " (uploads received)", "time": in_delays}
         axes = {"xaxis": _x_axis(list(of_methods.values())), "yaxis": y_axis}
         across, up = _titled(name + unit.get(budget, ""), axes["xaxis"]), _titled(metric.axis, y_axis)
         layout = style.layout(across, up, height=390, together=True, **axes)

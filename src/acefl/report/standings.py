@@ -47,10 +47,9 @@ class Timing:
 
     def written(self, bold: str = "") -> str:
         """A cell as text."""
-        count = f" ({self.reached} of {self.seeds} seeds)" if self.reached < self.seeds else ""
-        text = (
-            f"{self.median:,.3g}{count}" if math.isfinite(self.median) else f"not reached{count * bool(self.reached)}"
-        )
+        text = f"{self.median:,.3g}" if math.isfinite(self.median) else "not reached"
+        if 0 < self.reached < self.seeds:
+            text += f" ({self.reached} of {self.seeds} seeds)"
         return f"{bold}{text}{bold}" if self.leads else text
 
 
@@ -210,13 +209,11 @@ def written(standing: Standing | None, metric: Metric, bold: str = "") -> str:
         return ""
     if not math.isfinite(standing.mean):
         return "diverged"
-    text = (
-        f"{metric.write_short(standing.mean)} ×÷ {standing.half:.1f}"
-        if metric.log
-        else (metric.write(standing.mean, standing.half, digits=3))
-    )
-    idle = sum(steps == 0 for steps in standing.row.get("steps", ()))
-    text += f" ({idle} without a step)" * bool(idle)
+    text = metric.write(standing.mean, standing.half)
+    if metric.log:
+        text = f"{metric.write_short(standing.mean)} ×÷ {standing.half:.1f}"
+    if idle := sum(steps == 0 for steps in standing.row.get("steps", ())):
+        text += f" ({idle} without a step)"
     return f"{bold}{text}{bold}" if standing.leads else text
 
 
