@@ -250,11 +250,12 @@ def sentences(found: Diagnosis) -> list[str]:
         if free:
             said.append(f"{' and '.join(free)} {'has' if len(free) == 1 else 'have'} none.")
     if found.amplification is not None:
-        worst = max(found.labels, key=lambda label: amplified(found.amplification, label))  # type: ignore[arg-type]
+        factors = {label: amplified(found.amplification, label) for label in found.labels}
+        worst = max(factors, key=lambda label: factors[label])
+        of_ace = f", that of ACE by {factors['ACE']:,.3g}" if "ACE" in factors else ""
         said.append(
             f"At the largest spread of speeds, heterogeneous data multiply the delay error of {worst} by "
-            f"{amplified(found.amplification, worst):,.3g}"
-            + (f", that of ACE by {amplified(found.amplification, 'ACE'):,.3g}." if "ACE" in found.labels else ".")
+            f"{factors[worst]:,.3g}{of_ace}."
         )
     table = slopes(found)
     if len(table):
