@@ -102,12 +102,10 @@ def diagnose(
         return
     for sentence in diagnosis.sentences(found):
         show.console().print(sentence)
-    if len(impact):
-        show.console().print(_table(diagnosis.readable(impact)))
-    if len(who):
-        show.console().print(_table(diagnosis.readable(who)))
-    if len(slopes):
-        show.console().print(_table(diagnosis.readable_slopes(slopes)))
+    shown = (diagnosis.readable, impact), (diagnosis.readable, who), (diagnosis.readable_slopes, slopes)
+    for readable, table in shown:
+        if len(table):
+            show.console().print(_table(readable(table)))
     show.console().print(f"took {found.content['wall_seconds']:.0f} s")
     show.path("report", out / "report.html")
 
