@@ -182,16 +182,10 @@ def run(
         if out is not None:
             result |= {"directory": out, "report": out / "report.html"}
         show.print_json(result)
-        return
-    show.console().print(_final(finished))
-    if finished.diverged:
-        show.warn("the model diverged and the run ended early: try a smaller --lr")
-    elif "target" in finished.summary:
-        show.console().print(_about_target(finished), markup=False)
-    elif "ended" in finished.config:
-        show.warn(f"the run ended early: {finished.config['ended']}")
-    if out is not None:
-        show.path("report", out / "report.html")
+    else:
+        _print(finished)
+        if out is not None:
+            show.path("report", out / "report.html")
 
 
 def _refuse_settings_of_another_fleet(context: typer.Context, fleet: str) -> None:
@@ -220,6 +214,18 @@ def _telling_how_to_resume(out: Path, task: str, method: str) -> Iterator[None]:
         named = [word for option, text in own.items() if options.is_own(text) for word in (option, text)]
         again = shlex.join(["acefl", "run", "--resume", str(out), *named])
         raise Interrupted(f"interrupted; go on with: {again}") from None
+
+
+def _print(run: Run) -> None:
+    from acefl.cli import show
+
+    show.console().print(_final(run))
+    if run.diverged:
+        show.warn("the model diverged and the run ended early: try a smaller --lr")
+    elif "target" in run.summary:
+        show.console().print(_about_target(run), markup=False)
+    elif "ended" in run.config:
+        show.warn(f"the run ended early: {run.config['ended']}")
 
 
 def _about_target(run: Run) -> str:
