@@ -111,6 +111,12 @@ def test_help_says_what_can_be_reproduced_and_how_a_table_is_encoded(acefl_comma
     assert all(name in shown for name in ("fp32", "bf16", "int8", "int4"))
 
 
+def test_a_table_on_the_device_is_in_no_file(acefl_command: Terminal) -> None:
+    code, out, _ = acefl_command("plan", "--params", "100", "--clients", "2", "--home", "device")
+    assert code == 0
+    assert "in the memory of the model's device" in out
+
+
 def test_no_arguments_is_help_and_version_is_the_packages(acefl_command: Terminal) -> None:
     assert acefl_command() == acefl_command("--help")
     assert acefl_command("--version") == (0, f"acefl {acefl.__version__}\n", "")

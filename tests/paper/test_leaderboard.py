@@ -82,6 +82,12 @@ def test_a_board_goes_on_where_it_was_and_a_method_joins_at_its_own_cost(made: P
         small(tmp_path / "mine")
 
 
+def test_a_seed_given_twice_is_no_second_one(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"seeds are \[1, 1\]; allowed: each once"):
+        leaderboard.leaderboard(BOTH, out=tmp_path / "board", only=True, arrivals=40, budget=2.0, seeds=(1, 1))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_rounds_get_the_virtual_time_in_which_the_others_arrive() -> None:
     """Within a fifth: 2,000 arrivals of 20 clients, whose number in a given time varies by a few percent."""
     task = tasks.quadratic(clients=20, dim=2, seed=0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from acefl.cli import main
 from acefl.cli import reproduce as command
 from acefl.core.errors import InvalidInput
 from acefl.paper import cifar10_main, news20_table, quantization, rates, runner
-from acefl.paper.page import Page, lines
+from acefl.paper.page import Page, heatmaps, lines
 from acefl.paper.plan import FORMS, Planned, Request, Tuning, contestants
 from acefl.paper.records import Ledger, Results, spread
 from acefl.studies.sweep import Cell
@@ -262,6 +264,15 @@ def test_nothing_is_started_after_the_limit(tmp_path: Path) -> None:
     assert (outcome.done, outcome.left) == (0, 1)
 
 
+def test_no_run_waits_for_a_worker_until_the_limit_is_past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With workers for every core, and fewer cores than runs."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    plan = [planned_digits("a", "ACE", seeds=(0, 1, 2))]
+    limit = 0.5  # seconds, which are past when the first run is recorded
+    outcome = runner.run(plan, {"a": tmp_path}, limit=limit, begin=lambda: time.sleep(limit))
+    assert (outcome.done, outcome.left) in [(1, 2), (0, 3)]  # none: planning took that long
+
+
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def out_of_memory(**settings: Any) -> None:
         raise RuntimeError("out of memory")
@@ -430,6 +441,21 @@ def test_a_point_stands_above_its_own_mark_though_others_have_more(tmp_path: Pat
     lines(page, "f", "c", Results(records), "dropout", by="method")
     assert marks == ["0", "0.1", "0.3"]
     assert drawn == {"ACE": [0, 2], "ASGD": [0, 1, 2]}
+
+
+@pytest.mark.parametrize(("accuracy", "shown"), [(0.25, "0.250"), (0.0, "0.000"), (None, None)])
+def test_a_map_tells_an_accuracy_of_zero_from_none(accuracy: float | None, shown: str | None, tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    plt = pytest.importorskip("matplotlib.pyplot")
+    labels = {"method": "ACE", "alpha": 0.1, "beta": 1.0}
+    record = {"kind": "run", "labels": labels, "settings": {"seed": 0}, "final": {"accuracy": accuracy}}
+    page = Page(tmp_path)
+    page.figure = lambda name, caption, draw: draw(plt)  # type: ignore[method-assign]
+    heatmaps(page, "f", "c", Results([{**record, "diverged": accuracy is None}]), "alpha", "beta")
+    texts = [text.get_text() for text in plt.gcf().axes[0].texts]
+    plt.close("all")
+    assert texts == ([] if shown is None else [shown])
 
 
 def test_means_leave_out_what_diverged_and_say_so() -> None:

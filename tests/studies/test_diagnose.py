@@ -199,6 +199,12 @@ def test_the_recorded_diagnosis_is_what_is_written_beside_it() -> None:
     assert terms.page() == (terms.HERE / "README.md").read_text(encoding="utf-8")
 
 
+def test_a_seed_given_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"seeds are \[1, 1\]; allowed: each once"):
+        diagnose(methods=METHODS, out=tmp_path / "out", parts=("amplification",), seeds=(1, 1), quick=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_workers_measure_the_same(tmp_path: Path) -> None:
     def jobs() -> list[object]:

@@ -158,6 +158,9 @@ def test_a_directory_with_another_grid_or_other_files_is_refused(tmp_path: Path)
 def test_flags_read_as_toml_would() -> None:
     assert parse_axis("task.alpha=0.1,1") == ("task.alpha", [0.1, 1])
     assert parse_axis("method=ACE,ACED(tau=3, warmup='seen')")[1] == ["ACE", "ACED(tau=3, warmup='seen')"]
+    nested = "Clipped(threshold=2.0, method='ACED(tau=3, warmup=\"seen\")')"
+    assert parse_axis(f"method={nested},ASGD")[1] == [nested, "ASGD"]
+    assert parse_axis("task.hidden=[8, 4],[16]")[1] == [[8, 4], [16]]
     with pytest.raises(InvalidInput, match="KEY=V,V"):
         parse_axis("lr")
     with pytest.raises(InvalidInput, match="--vary lr is given twice; allowed: once, as in lr=V,V"):

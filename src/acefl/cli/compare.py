@@ -7,8 +7,6 @@ import math
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from acefl.cli import options
 from acefl.cli.flatten import with_options
 
@@ -28,13 +26,11 @@ def compare(
     schedule: options.RateSchedule = None,
     out: Annotated[
         Path,
-        typer.Option(
-            metavar="DIR",
-            help="Where to write; replaces a finished record, goes on with an interrupted one",
-            rich_help_panel=options.OUTPUT,
+        options.option(
+            options.OUTPUT, "DIR", "Where to write; replaces a finished record, goes on with an interrupted one"
         ),
     ] = Path("acefl-compare"),
-    title: Annotated[str, typer.Option(metavar="TEXT", help="Of the report", rich_help_panel=options.OUTPUT)] = "",
+    title: Annotated[str, options.option(options.OUTPUT, "TEXT", "Of the report")] = "",
     logger: options.LoggerName = None,
     workers: options.Workers = None,
     json: options.Json = False,

@@ -27,20 +27,16 @@ def diagnose(
     lr: options.Rates = None,
     every: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Uploads between two measured steps [dim]\\[a hundredth of the budget][/dim]",
-            rich_help_panel=options.BUDGET,
-        ),
+        options.option(options.BUDGET, "N", "Uploads between two measured steps", "a hundredth of the budget", min=1),
     ] = None,
     part: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help=f"Only this of {', '.join(PARTS)}; repeat it for more [dim]\\[all][/dim]",
+        options.option(
+            options.BUDGET,
+            "NAME",
+            f"Only this of {', '.join(PARTS)}; repeat it for more",
+            "all",
             autocompletion=lambda: list(PARTS),
-            rich_help_panel=options.BUDGET,
         ),
     ] = None,
     quick: Annotated[
@@ -49,10 +45,9 @@ def diagnose(
             "--quick", help="In seconds, on a small task; numbers mean little", rich_help_panel=options.BUDGET
         ),
     ] = False,
-    out: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="Where to write; replaces an earlier record", rich_help_panel=options.OUTPUT),
-    ] = Path("acefl-diagnose"),
+    out: Annotated[Path, options.option(options.OUTPUT, "DIR", "Where to write; replaces an earlier record")] = Path(
+        "acefl-diagnose"
+    ),
     workers: options.Workers = None,
     json: options.Json = False,
 ) -> None:
@@ -107,12 +102,10 @@ def diagnose(
         return
     for sentence in diagnosis.sentences(found):
         show.console().print(sentence)
-    if len(impact):
-        show.console().print(_table(diagnosis.readable(impact)))
-    if len(who):
-        show.console().print(_table(diagnosis.readable(who)))
-    if len(slopes):
-        show.console().print(_table(diagnosis.readable_slopes(slopes)))
+    shown = (diagnosis.readable, impact), (diagnosis.readable, who), (diagnosis.readable_slopes, slopes)
+    for readable, table in shown:
+        if len(table):
+            show.console().print(_table(readable(table)))
     show.console().print(f"took {found.content['wall_seconds']:.0f} s")
     show.path("report", out / "report.html")
 

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from acefl.cli.app import UsageError, app
 
         try:
-            with _removing_what_is_half_written():
+            with _exit_on_sigterm():
                 code = app(args=arguments, prog_name="acefl", standalone_mode=False) or 0
         except UsageError as error:
             return _fail(_with_help(error), WRONG_INPUT)
@@ -63,7 +63,7 @@ def _fail(message: str, code: int) -> int:
 
 
 @contextlib.contextmanager
-def _removing_what_is_half_written() -> Iterator[None]:
+def _exit_on_sigterm() -> Iterator[None]:
     """Let a scheduler's SIGTERM clean up as Ctrl-C does, instead of ending the process where it stands."""
 
     def end(number: int, frame: FrameType | None) -> None:

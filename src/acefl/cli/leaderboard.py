@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from acefl.cli import options
 
+if TYPE_CHECKING:
+    from acefl.report.standings import Board
+
 
 def leaderboard(
     method: Annotated[
         list[str] | None,
-        typer.Option(
-            "--method",
-            "--rule",
-            metavar="NAME",
-            help="Joins the library's: your own as mypkg.mymodule:MyRule, or one of them with other settings",
-            show_default=False,
-            autocompletion=lambda: list(options.METHODS),
+        options.method_option(
+            "Joins the library's: your own as mypkg.mymodule:MyRule, or one of them with other settings"
         ),
     ] = None,
     only: Annotated[bool, typer.Option("--only", help="Only the methods named, not the library's")] = False,
     task: Annotated[
         list[str] | None,
-        typer.Option(
-            "--task",
-            metavar="NAME",
-            help="In place of the board's two: 'digits(alpha=1.0)', or your own as mypkg.mymodule:make_task; again for "
-            "each",
-            show_default=False,
+        options.option(
+            None,
+            "NAME",
+            "In place of the board's two: 'digits(alpha=1.0)', or your own as mypkg.mymodule:make_task; again for each",
             autocompletion=lambda: list(options.TASKS),
         ),
     ] = None,
@@ -42,30 +38,19 @@ def leaderboard(
     ] = False,
     data: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=FOLDER",
-            help="With --natural: files of a task that comes with none, as heart=data/heart-disease; again for each",
-            show_default=False,
+        options.option(
+            None,
+            "NAME=FOLDER",
+            "With --natural: files of a task that comes with none, as heart=data/heart-disease; again for each",
         ),
     ] = None,
     arrivals: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Accepted uploads per run: 6,000 by default, natural 3,000",
-            show_default=False,
-            rich_help_panel=options.BUDGET,
-        ),
+        options.option(options.BUDGET, "N", "Accepted uploads per run: 6,000 by default, natural 3,000", min=1),
     ] = None,
     budget: Annotated[
         float | None,
-        typer.Option(
-            metavar="N",
-            help="Whole runs that tuning a cell may cost: 12 by default, natural 8",
-            show_default=False,
-            rich_help_panel=options.BUDGET,
-        ),
+        options.option(options.BUDGET, "N", "Whole runs that tuning a cell may cost: 12 by default, natural 8"),
     ] = None,
     seeds: options.Seeds = "5",
     quick: Annotated[
@@ -73,18 +58,11 @@ def leaderboard(
         typer.Option("--quick", help="All of it in minutes; the numbers mean nothing, and the board says so"),
     ] = False,
     out: Annotated[
-        Path,
-        typer.Option(
-            metavar="DIR", help="Where to write; an unfinished board there goes on", rich_help_panel=options.OUTPUT
-        ),
+        Path, options.option(options.OUTPUT, "DIR", "Where to write; an unfinished board there goes on")
     ] = Path("acefl-leaderboard"),
     show: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Print the board recorded there as Markdown, run nothing",
-            rich_help_panel=options.OUTPUT,
-        ),
+        options.option(options.OUTPUT, "DIR", "Print the board recorded there as Markdown, run nothing"),
     ] = None,
     recorded: Annotated[
         bool,
@@ -113,7 +91,6 @@ def leaderboard(
     """
     chosen = options.parse_seeds(seeds)
     from acefl.cli import show as showing
-    from acefl.core.files import read_json
     from acefl.paper import leaderboard as boards
     from acefl.report.standings import Board
 
@@ -136,7 +113,7 @@ def leaderboard(
             workers=workers,
             progress=progress,
         )
-    _print(Board(read_json(out / "leaderboard.json")), json)
+    _print(Board.read(out), json)
     if not json:
         showing.path("report", out / "report.html")
 
@@ -151,11 +128,10 @@ def _folders(given: list[str]) -> dict[str, str]:
     return {name: folder for name, _, folder in parts}
 
 
-def _print(board: object, json: bool) -> None:
+def _print(board: Board, json: bool) -> None:
     from acefl.cli import show
-    from acefl.report.standings import NOT_FOR_CITING, Board
+    from acefl.report.standings import NOT_FOR_CITING
 
-    assert isinstance(board, Board)
     if json:
         show.print_json(dict(board.content))
         return

@@ -44,17 +44,20 @@ DEVICES = ("edge-flowertune", "phones")
 MOST_SEEDS = 10_000  # more is a slip of the keyboard, and as a list would fill the memory
 
 
-def _option(panel: str, metavar: str, text: str, default: object = None, words: tuple[str, ...] = ()) -> Any:
-    """An option whose value is None when it is not given; `default` is what the help says it then is."""
+def option(
+    panel: str | None,
+    metavar: str,
+    text: str,
+    default: object = None,
+    words: tuple[str, ...] = (),
+    names: tuple[str, ...] = (),
+    **more: Any,
+) -> Any:
+    """An option with a value; `default` is what the help says it is where None stands for it."""
     choice = f" ({', '.join(words)})" if words else ""
     shown = f" [dim]\\[{default}][/dim]" if default is not None else ""
-    return typer.Option(
-        help=f"{text}{choice}{shown}",
-        rich_help_panel=panel,
-        metavar=metavar,
-        show_default=False,
-        **(one_of(words) if words else {}),
-    )
+    more |= one_of(words) if words else {}
+    return typer.Option(*names, help=f"{text}{choice}{shown}", rich_help_panel=panel, metavar=metavar, **more)
 
 
 def one_of(words: tuple[str, ...]) -> dict[str, Any]:
@@ -72,11 +75,11 @@ def one_of(words: tuple[str, ...]) -> dict[str, Any]:
     return {"callback": check, "autocompletion": lambda: list(words)}
 
 
-_TASK_NAME: Any = typer.Option(
-    help=f"One of {', '.join(TASKS)}, or your own as mypkg.mymodule:make_task; settings without an option of their own "
+_TASK_NAME = option(
+    TASK,
+    "NAME",
+    f"One of {', '.join(TASKS)}, or your own as mypkg.mymodule:make_task; settings without an option of their own "
     "as in \"cifar10(folder='data', device='cuda')\"",
-    metavar="NAME",
-    rich_help_panel=TASK,
     autocompletion=lambda: list(TASKS),
 )
 
@@ -86,20 +89,20 @@ class TaskOptions:
     """What is trained, on whose data."""
 
     task: Annotated[str, _TASK_NAME] = "digits"
-    clients: Annotated[int | None, _option(TASK, "N", "How many clients", 100)] = None
-    alpha: Annotated[float | None, _option(TASK, "X", "Dirichlet parameter of the split, small is uneven", 0.1)] = None
-    model: Annotated[str | None, _option(TASK, "NAME", "digits: softmax, mlp; cifar: resnet18, cnn", "softmax")] = None
-    partition: Annotated[str | None, _option(TASK, "NAME", "The split", "dirichlet", PARTITIONS)] = None
+    clients: Annotated[int | None, option(TASK, "N", "How many clients", 100)] = None
+    alpha: Annotated[float | None, option(TASK, "X", "Dirichlet parameter of the split, small is uneven", 0.1)] = None
+    model: Annotated[str | None, option(TASK, "NAME", "digits: softmax, mlp; cifar: resnet18, cnn", "softmax")] = None
+    partition: Annotated[str | None, option(TASK, "NAME", "The split", "dirichlet", PARTITIONS)] = None
     classes_per_client: Annotated[
-        int | None, _option(TASK, "N", "Labels per client, for shards and pathological", 2)
+        int | None, option(TASK, "N", "Labels per client, for shards and pathological", 2)
     ] = None
-    batch: Annotated[int | None, _option(TASK, "N", "Samples per gradient", 20)] = None
+    batch: Annotated[int | None, option(TASK, "N", "Samples per gradient", 20)] = None
     local: Annotated[
-        str | None, _option(TASK, "WORK", "A client's work per upload, as in 'sgd(lr=0.1, epochs=2)'", "one gradient")
+        str | None, option(TASK, "WORK", "A client's work per upload, as in 'sgd(lr=0.1, epochs=2)'", "one gradient")
     ] = None
-    dim: Annotated[int | None, _option(TASK, "N", "quadratic: number of parameters", 50)] = None
-    heterogeneity: Annotated[float | None, _option(TASK, "X", "quadratic: how far optima lie apart", 1.0)] = None
-    noise: Annotated[float | None, _option(TASK, "X", "quadratic: noise of the gradients", 0.5)] = None
+    dim: Annotated[int | None, option(TASK, "N", "quadratic: number of parameters", 50)] = None
+    heterogeneity: Annotated[float | None, option(TASK, "X", "quadratic: how far optima lie apart", 1.0)] = None
+    noise: Annotated[float | None, option(TASK, "X", "quadratic: noise of the gradients", 0.5)] = None
 
     def build(self) -> dict[str, Any]:
         """All settings of the task, for `acefl.studies`; a setting that the task does not have is refused."""
@@ -130,29 +133,29 @@ class TaskOptions:
 class ScenarioOptions:
     """The fields of `acefl.Scenario`: how fast clients are, how time passes, and who is there."""
 
-    clock: Annotated[str | None, _option(SCENARIO, "NAME", "When the server acts", "event", CLOCKS)] = None
-    delay: Annotated[float | None, _option(SCENARIO, "X", "Mean task time of the fastest, the paper's β", 1.0)] = None
-    law: Annotated[str | None, _option(SCENARIO, "NAME", "How single tasks vary", "exponential", LAWS)] = None
+    clock: Annotated[str | None, option(SCENARIO, "NAME", "When the server acts", "event", CLOCKS)] = None
+    delay: Annotated[float | None, option(SCENARIO, "X", "Mean task time of the fastest, the paper's β", 1.0)] = None
+    law: Annotated[str | None, option(SCENARIO, "NAME", "How single tasks vary", "exponential", LAWS)] = None
     shape: Annotated[
         float | None,
-        _option(SCENARIO, "X", "lognormal: sigma, pareto: tail index, two-speed: ratio", "1.0, 1.5, 10.0"),
+        option(SCENARIO, "X", "lognormal: sigma, pareto: tail index, two-speed: ratio", "1.0, 1.5, 10.0"),
     ] = None
-    spread: Annotated[float | None, _option(SCENARIO, "X", "Mean task time, slowest over fastest", 30.0)] = None
-    slow: Annotated[
-        str | None, _option(SCENARIO, "NAME", "Who is slow; last: speed goes with data", "last", SPEEDS)
-    ] = None
-    fixed: Annotated[float | None, _option(SCENARIO, "X", "Time added to every task of everybody", 0.0)] = None
+    spread: Annotated[float | None, option(SCENARIO, "X", "Mean task time, slowest over fastest", 30.0)] = None
+    slow: Annotated[str | None, option(SCENARIO, "NAME", "Who is slow; last: speed goes with data", "last", SPEEDS)] = (
+        None
+    )
+    fixed: Annotated[float | None, option(SCENARIO, "X", "Time added to every task of everybody", 0.0)] = None
     trace: Annotated[
         str | None,
-        _option(SCENARIO, "FILE", "CSV of client,duration, by name or number, in place of law and speeds"),
+        option(SCENARIO, "FILE", "CSV of client,duration, by name or number, in place of law and speeds"),
     ] = None
     devices: Annotated[
-        str | None, _option(SCENARIO, "NAME", "Speeds of real devices in place of spread", words=DEVICES)
+        str | None, option(SCENARIO, "NAME", "Speeds of real devices in place of spread", words=DEVICES)
     ] = None
-    concurrency: Annotated[int | None, _option(SCENARIO, "N", "Clients at work at once", "all")] = None
-    dropout: Annotated[float | None, _option(SCENARIO, "X", "Fraction of clients that leave ...", 0.0)] = None
-    dropout_at: Annotated[float | None, _option(SCENARIO, "X", "... at this fraction of the budget ...", 0.5)] = None
-    rejoin_at: Annotated[float | None, _option(SCENARIO, "X", "... and come back at this one", "never")] = None
+    concurrency: Annotated[int | None, option(SCENARIO, "N", "Clients at work at once", "all")] = None
+    dropout: Annotated[float | None, option(SCENARIO, "X", "Fraction of clients that leave ...", 0.0)] = None
+    dropout_at: Annotated[float | None, option(SCENARIO, "X", "... at this fraction of the budget ...", 0.5)] = None
+    rejoin_at: Annotated[float | None, option(SCENARIO, "X", "... and come back at this one", "never")] = None
 
     def build(self) -> Scenario:
         """The default comparison's scenario, with what was given in place of it."""
@@ -168,13 +171,13 @@ class StopOptions:
     """The fields of `acefl.Stop`: when a run ends, whichever limit comes first."""
 
     arrivals: Annotated[
-        int | None, _option(BUDGET, "N", "End after so many accepted uploads", "10000, if no limit is given")
+        int | None, option(BUDGET, "N", "End after so many accepted uploads", "10000, if no limit is given")
     ] = None
-    steps: Annotated[int | None, _option(BUDGET, "N", "End after so many server steps")] = None
-    time: Annotated[float | None, _option(BUDGET, "X", "End after so much virtual time")] = None
+    steps: Annotated[int | None, option(BUDGET, "N", "End after so many server steps")] = None
+    time: Annotated[float | None, option(BUDGET, "X", "End after so much virtual time")] = None
     target: Annotated[
         str | None,
-        _option(BUDGET, "METRIC=X", "End at the first evaluation that reaches it, as in accuracy=0.9, and say when"),
+        option(BUDGET, "METRIC=X", "End at the first evaluation that reaches it, as in accuracy=0.9, and say when"),
     ] = None
 
     def build(self) -> Stop:
@@ -203,57 +206,32 @@ def check_seed(seed: int) -> int:
     return seed
 
 
-Methods = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--method",
-        "--rule",
-        metavar="NAME",
-        help=f"One of {', '.join(METHODS)}, or your own as mypkg.mymodule:MyRule, with settings as in 'ACED(tau=300)'; "
-        "again for each "
-        "[dim]\\[the paper's six][/dim]",
-        show_default=False,
-        autocompletion=lambda: list(METHODS),
-    ),
-]
-OneMethod = Annotated[
-    str,
-    typer.Option(
-        "--method",
-        "--rule",
-        metavar="NAME",
-        help=f"One of {', '.join(METHODS)}, or your own as mypkg.mymodule:MyRule, with settings as in 'ACED(tau=300)'",
-        autocompletion=lambda: list(METHODS),
-    ),
-]
-Seeds = Annotated[
-    str,
-    typer.Option(metavar="N", help="How many seeds (3 is 0, 1 and 2), or which, as in 4,7", rich_help_panel=BUDGET),
-]
-Seed = Annotated[
-    int,
-    typer.Option(
-        metavar="N", help="Of data split, schedule and minibatches", callback=check_seed, rich_help_panel=BUDGET
-    ),
-]
-Evaluations = Annotated[int, typer.Option(metavar="N", min=1, help="Points per curve", rich_help_panel=BUDGET)]
-RateCentre = Annotated[
-    float,
-    typer.Option(metavar="X", help="Middle of the first five rates tried", callback=check_centre, rich_help_panel=RATE),
-]
+def method_option(text: str, default: object = None) -> Any:
+    """`--method`, which is called `--rule` too."""
+    names = ("--method", "--rule")
+    return option(None, "NAME", text, default, names=names, autocompletion=lambda: list(METHODS))
+
+
+A_METHOD = f"One of {', '.join(METHODS)}, or your own as mypkg.mymodule:MyRule, with settings as in"
+Methods = Annotated[list[str] | None, method_option(f"{A_METHOD} 'ACED(tau=300)'; again for each", "the paper's six")]
+OneMethod = Annotated[str, method_option(f"{A_METHOD} 'ACED(tau=300)'")]
+Seeds = Annotated[str, option(BUDGET, "N", "How many seeds (3 is 0, 1 and 2), or which, as in 4,7")]
+Seed = Annotated[int, option(BUDGET, "N", "Of data split, schedule and minibatches", callback=check_seed)]
+Evaluations = Annotated[int, option(BUDGET, "N", "Points per curve", min=1)]
+RateCentre = Annotated[float, option(RATE, "X", "Middle of the first five rates tried", callback=check_centre)]
 Rates = Annotated[
     list[str] | None,
-    typer.Option(
-        "--lr",
-        metavar="X",
-        help="One rate for every method, or NAME=X for one of them, again for each [dim]\\[tune each one's][/dim]",
-        show_default=False,
-        rich_help_panel=RATE,
+    option(
+        RATE,
+        "X",
+        "One rate for every method, or NAME=X for one of them, again for each",
+        "tune each one's",
+        names=("--lr",),
     ),
 ]
 By = Annotated[
     str | None,
-    _option(
+    option(
         RATE,
         "METRIC",
         "What to go by, such as heldout_client_loss or f1, whichever way it is better",
@@ -262,11 +240,11 @@ By = Annotated[
 ]
 ServerOptimizer = Annotated[
     str | None,
-    _option(RATE, "NAME", f"How the server steps: {', '.join(OPTIMIZERS)}, settings as in 'Adam(beta2=0.9)'", "SGD"),
+    option(RATE, "NAME", f"How the server steps: {', '.join(OPTIMIZERS)}, settings as in 'Adam(beta2=0.9)'", "SGD"),
 ]
 RateSchedule = Annotated[
     str | None,
-    _option(
+    option(
         RATE,
         "NAME",
         f"How the rate changes: {', '.join(SCHEDULES)}, settings as in 'Cosine(warmup=0.1)'",
@@ -275,9 +253,9 @@ RateSchedule = Annotated[
 ]
 LoggerName = Annotated[
     str | None,
-    _option(OUTPUT, "NAME", "Live curves: tensorboard, wandb, mlflow, as in \"tensorboard(directory='logs')\""),
+    option(OUTPUT, "NAME", "Live curves: tensorboard, wandb, mlflow, as in \"tensorboard(directory='logs')\""),
 ]
-Workers = Annotated[int | None, _option(OUTPUT, "N", "Processes at work at once", "one per core, at most 8")]
+Workers = Annotated[int | None, option(OUTPUT, "N", "Processes at work at once", "one per core, at most 8")]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else", rich_help_panel=OUTPUT)
 ]

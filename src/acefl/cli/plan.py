@@ -33,7 +33,8 @@ def plan(
     if json:
         show.print_json({**dataclasses.asdict(found), "bytes_per_param": found.bytes_per_param})
         return
-    where = "memory" if home == "memory" else f"file {home} (resident memory stays at the server's)"
+    places = {"memory": "memory", "device": "the memory of the model's device"}
+    where = places.get(home, f"file {home} (resident memory stays at the server's)")
     show.console().print(
         show.pairs(
             {

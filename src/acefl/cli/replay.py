@@ -17,34 +17,16 @@ def replay(
     context: typer.Context,
     directory: Annotated[Path, typer.Argument(metavar="RUN")],
     task: options.TaskOptions,
-    method: Annotated[
-        list[str],
-        typer.Option(
-            "--method",
-            "--rule",
-            metavar="NAME",
-            help=f"One of {', '.join(options.METHODS)}, or your own as mypkg.mymodule:MyRule, with settings as in "
-            "'ACED(tau=50)'; again for each",
-            autocompletion=lambda: list(options.METHODS),
-        ),
-    ],
+    method: Annotated[list[str], options.method_option(f"{options.A_METHOD} 'ACED(tau=50)'; again for each")],
     lr: Annotated[
         float | None,
-        typer.Option(
-            metavar="X",
-            help="The server's learning rate [dim]\\[the run's][/dim]",
-            callback=options.check_rate,
-            rich_help_panel=options.RATE,
-            show_default=False,
-        ),
+        options.option(options.RATE, "X", "The server's learning rate", "the run's", callback=options.check_rate),
     ] = None,
     evaluations: options.Evaluations = 50,
     out: Annotated[
         Path,
-        typer.Option(
-            metavar="DIR",
-            help="Where to write the replays and their report; replaces an earlier record",
-            rich_help_panel=options.OUTPUT,
+        options.option(
+            options.OUTPUT, "DIR", "Where to write the replays and their report; replaces an earlier record"
         ),
     ] = Path("acefl-replay"),
     json: options.Json = False,

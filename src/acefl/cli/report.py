@@ -12,14 +12,7 @@ from acefl.cli import options
 
 def report(
     directory: Annotated[Path, typer.Argument(metavar="DIR")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="The page to write [dim]\\[DIR/report.html][/dim]",
-            rich_help_panel=options.OUTPUT,
-        ),
-    ] = None,
+    out: Annotated[Path | None, options.option(options.OUTPUT, "FILE", "The page to write", "DIR/report.html")] = None,
     json: options.Json = False,
 ) -> None:
     """Rebuild the report of anything recorded: a run, a comparison, a sweep.

@@ -8,20 +8,7 @@ from typing import Annotated
 import typer
 
 from acefl.cli import options
-
-NAMES = (
-    "cifar10-main",
-    "cifar10-extended",
-    "dropout",
-    "cifar100-heatmap",
-    "news20-table",
-    "quantization",
-    "rates-table",
-    "overheads-table",
-    "amplification",
-    "readings",
-)  # a copy: the original lives beside torch
-FORMS = ("printed", "tuned")
+from acefl.paper import FORMS, NAMES
 
 
 def reproduce(

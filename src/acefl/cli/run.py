@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -27,12 +28,8 @@ def run(
     stop: options.StopOptions,
     lr: Annotated[
         float | None,
-        typer.Option(
-            metavar="X",
-            help="The server's learning rate; acefl tune finds one",
-            callback=options.check_rate,
-            rich_help_panel=options.RATE,
-            show_default=False,
+        options.option(
+            options.RATE, "X", "The server's learning rate; acefl tune finds one", callback=options.check_rate
         ),
     ] = None,
     optimizer: options.ServerOptimizer = None,
@@ -42,60 +39,45 @@ def run(
     evaluations: options.Evaluations = 50,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Where to write the run and its report; replaces an earlier record",
-            rich_help_panel=options.OUTPUT,
-        ),
+        options.option(options.OUTPUT, "DIR", "Where to write the run and its report; replaces an earlier record"),
     ] = None,
     checkpoint_every: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
+        options.option(
+            options.OUTPUT,
+            "N",
+            "Save the state in --out after every N uploads, so that a killed run can be resumed",
             min=1,
-            help="Save the state in --out after every N uploads, so that a killed run can be resumed",
-            rich_help_panel=options.OUTPUT,
-            show_default=False,
         ),
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Go on with the interrupted run in DIR, whose settings are recorded there",
-            rich_help_panel=options.OUTPUT,
-            show_default=False,
+        options.option(
+            options.OUTPUT, "DIR", "Go on with the interrupted run in DIR, whose settings are recorded there"
         ),
     ] = None,
     fleet: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="Who does the work: clients in virtual time, or Ray actors in real time (simulated, ray)",
-            rich_help_panel=options.FLEET,
-            **options.one_of(("simulated", "ray")),
+        options.option(
+            options.FLEET,
+            "NAME",
+            "Who does the work: clients in virtual time, or Ray actors in real time",
+            words=("simulated", "ray"),
         ),
     ] = "simulated",
-    actors: Annotated[
-        int, typer.Option(metavar="N", min=1, help="ray: how many actors", rich_help_panel=options.FLEET)
-    ] = 4,
+    actors: Annotated[int, options.option(options.FLEET, "N", "ray: how many actors", min=1)] = 4,
     together: Annotated[
         int,
-        typer.Option(
-            metavar="N",
+        options.option(
+            options.FLEET,
+            "N",
+            "ray: how many of an actor's clients work on one model in one call; more pays for small models",
             min=1,
-            help="ray: how many of an actor's clients work on one model in one call; more pays for small models",
-            rich_help_panel=options.FLEET,
         ),
     ] = 1,
-    gpus: Annotated[
-        float, typer.Option(metavar="X", min=0.0, help="ray: GPUs per actor", rich_help_panel=options.FLEET)
-    ] = 0.0,
+    gpus: Annotated[float, options.option(options.FLEET, "X", "ray: GPUs per actor", min=0.0)] = 0.0,
     ray: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESS", help="ray: the cluster, or local for this machine", rich_help_panel=options.FLEET
-        ),
+        str, options.option(options.FLEET, "ADDRESS", "ray: the cluster, or local for this machine")
     ] = "local",
     logger: options.LoggerName = None,
     json: options.Json = False,
@@ -118,10 +100,11 @@ def run(
     """
     from acefl import Every, report, simulate
     from acefl import resume as resume_run
-    from acefl.cli import on_ray, show
+    from acefl.cli import show
     from acefl.cli.prepare import compute_on_one_thread, prepare
     from acefl.core.files import atomic_directory, check_replaceable
     from acefl.runs.loggers import open_logger
+    from acefl.runs.on_ray import run_on_ray
     from acefl.runs.record import run_name
 
     folder: Path | None
@@ -141,57 +124,57 @@ def run(
                 finished = resume_run(resume, task=own_task, rule=own, observers=logs, progress=progress)
         elif lr is None:
             raise InvalidInput("Missing option '--lr' (see acefl run --help)")
-        elif fleet == "ray":
-            folder = None
-            finished = on_ray.train(
-                context,
-                task,
-                stop,
-                lr=lr,
-                method=method,
-                seed=seed,
-                evaluations=evaluations,
-                out=out,
-                checkpoint_every=checkpoint_every,
-                actors=actors,
-                together=together,
-                gpus=gpus,
-                address=ray,
-                quiet=json,
-                observers=logs,
-                step=options.parse_step(optimizer, schedule),
-            )
         else:
-            on_ray.refuse_ray_settings(context)
-            require(out is not None or checkpoint_every is None, "--checkpoint-every needs --out DIR to write to")
-            if out is not None:
-                check_replaceable(out)
+            _refuse_settings_of_another_fleet(context, fleet)
             [rule] = options.parse_methods([method])
-            step = options.parse_step(optimizer, schedule)
-            ready = prepare(task, scenario, stop, [rule], seed)
-            expected = {"expectation": ready.expectation, "warnings": ready.warnings}
+            on_any_fleet: dict[str, Any] = {
+                "lr": lr,
+                "seed": seed,
+                "evaluations": evaluations,
+                "observers": logs,
+                "checkpoint": Every(arrivals=checkpoint_every) if checkpoint_every else None,
+                **options.parse_step(optimizer, schedule),
+            }
             folder = out
-            if out is not None and checkpoint_every is None:
-                folder = whole.enter_context(atomic_directory(out))
-            elif out is not None:
-                whole.enter_context(_telling_how_to_resume(out, task.task, method))
-            if not json:
-                show.print_expectations(ready)
-            with show.fraction_bar(method, quiet=json) as progress:
-                finished = simulate(
-                    ready.task,
-                    rule,
-                    lr=lr,
-                    scenario=ready.scenario,
-                    stop=ready.stop,
-                    seed=seed,
-                    out=folder,
-                    evaluations=evaluations,
-                    progress=progress,
-                    observers=logs,
-                    checkpoint=Every(arrivals=checkpoint_every) if checkpoint_every else None,
-                    **step,
-                )
+            if fleet == "ray":
+                if out is not None and checkpoint_every is None:
+                    check_replaceable(out)
+                settings, budget = task.build(), stop.build()
+                with show.fraction_bar(f"{method} on {actors} actors", quiet=json) as progress:
+                    finished = run_on_ray(
+                        settings,
+                        rule,
+                        stop=budget,
+                        actors=actors,
+                        together=together,
+                        gpus=gpus,
+                        address=ray,
+                        out=out,
+                        progress=progress,
+                        **on_any_fleet,
+                    )
+            else:
+                require(out is not None or checkpoint_every is None, "--checkpoint-every needs --out DIR to write to")
+                if out is not None:
+                    check_replaceable(out)
+                ready = prepare(task, scenario, stop, [rule], seed)
+                expected = {"expectation": ready.expectation, "warnings": ready.warnings}
+                if out is not None and checkpoint_every is None:
+                    folder = whole.enter_context(atomic_directory(out))
+                elif out is not None:
+                    whole.enter_context(_telling_how_to_resume(out, task.task, method))
+                if not json:
+                    show.print_expectations(ready)
+                with show.fraction_bar(method, quiet=json) as progress:
+                    finished = simulate(
+                        ready.task,
+                        rule,
+                        scenario=ready.scenario,
+                        stop=ready.stop,
+                        out=folder,
+                        progress=progress,
+                        **on_any_fleet,
+                    )
         if folder is not None:
             report.build(folder)
     if json:
@@ -199,16 +182,20 @@ def run(
         if out is not None:
             result |= {"directory": out, "report": out / "report.html"}
         show.print_json(result)
-        return
-    show.console().print(_final(finished))
-    if finished.diverged:
-        show.warn("the model diverged and the run ended early: try a smaller --lr")
-    elif "target" in finished.summary:
-        show.console().print(_about_target(finished), markup=False)
-    elif "ended" in finished.config:
-        show.warn(f"the run ended early: {finished.config['ended']}")
-    if out is not None:
-        show.path("report", out / "report.html")
+    else:
+        _print(finished)
+        if out is not None:
+            show.path("report", out / "report.html")
+
+
+def _refuse_settings_of_another_fleet(context: typer.Context, fleet: str) -> None:
+    """A setting that would be ignored is a mistake: real time passes by itself, virtual time needs no actors."""
+    names, why = ["actors", "together", "gpus", "ray"], "describes Ray's actors; allowed with --fleet ray only"
+    if fleet == "ray":
+        names = [field.name for field in dataclasses.fields(options.ScenarioOptions)]
+        why = "describes simulated time; allowed with --fleet ray: task, budget and output"
+    for option in options.written(context, names):
+        raise InvalidInput(f"{option} {why}")
 
 
 def _refuse_settings_beside_resume(context: typer.Context, but: list[str]) -> None:
@@ -227,6 +214,18 @@ def _telling_how_to_resume(out: Path, task: str, method: str) -> Iterator[None]:
         named = [word for option, text in own.items() if options.is_own(text) for word in (option, text)]
         again = shlex.join(["acefl", "run", "--resume", str(out), *named])
         raise Interrupted(f"interrupted; go on with: {again}") from None
+
+
+def _print(run: Run) -> None:
+    from acefl.cli import show
+
+    show.console().print(_final(run))
+    if run.diverged:
+        show.warn("the model diverged and the run ended early: try a smaller --lr")
+    elif "target" in run.summary:
+        show.console().print(_about_target(run), markup=False)
+    elif "ended" in run.config:
+        show.warn(f"the run ended early: {run.config['ended']}")
 
 
 def _about_target(run: Run) -> str:

@@ -108,7 +108,7 @@ def _bar(quiet: bool, *, counted: bool) -> RichProgress:
     return rich_bar(counted, disable=quiet or not sys.stderr.isatty())
 
 
-def summary(table: pd.DataFrame, width: int | None = None) -> Table:
+def summary(table: pd.DataFrame) -> Table:
     """The results of a comparison: a method per row, in bold what the report has in bold.
 
     Where the terminal is narrow it is set tighter, then without what only the report needs to show.
@@ -116,7 +116,7 @@ def summary(table: pd.DataFrame, width: int | None = None) -> Table:
     from acefl.report import tables
 
     text, bold = tables.readable(table), tables.bold(table)
-    room = console().width if width is None else width
+    room = console().width
     spare = ["gradient norm", "slow-fifth training accuracy", "server steps"]
     kept = {"method", text.columns[1], text.columns[-1], *spare}
     spare += [str(heading) for heading in reversed(text.columns) if heading not in kept]
@@ -161,11 +161,6 @@ def pairs(lines: dict[str, str], justify: JustifyMethod = "left") -> Table:
     for name, value in lines.items():
         table.add_row(Text(name), Text(value))
     return table
-
-
-def count(number: int, of: str) -> str:
-    """`1 seed`, `3 seeds`."""
-    return f"{number:,} {of}" if number == 1 else f"{number:,} {of}s"
 
 
 def path(label: str, where: Path) -> None:

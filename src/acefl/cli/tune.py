@@ -23,16 +23,11 @@ def tune(
     scenario: options.ScenarioOptions,
     stop: options.StopOptions,
     method: options.OneMethod = "ACE",
-    budget: Annotated[
-        float, typer.Option(metavar="N", help="How many whole runs it may cost", rich_help_panel=options.BUDGET)
-    ] = 12.0,
+    budget: Annotated[float, options.option(options.BUDGET, "N", "How many whole runs it may cost")] = 12.0,
     lr_centre: Annotated[
         float,
-        typer.Option(
-            metavar="X",
-            help="Rates are looked for a factor of 128 either way",
-            callback=options.check_centre,
-            rich_help_panel=options.RATE,
+        options.option(
+            options.RATE, "X", "Rates are looked for a factor of 128 either way", callback=options.check_centre
         ),
     ] = 0.25,
     by: options.By = None,
@@ -45,12 +40,7 @@ def tune(
         ),
     ] = False,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Write it there; a search there that was stopped goes on",
-            rich_help_panel=options.OUTPUT,
-        ),
+        Path | None, options.option(options.OUTPUT, "DIR", "Write it there; a search there that was stopped goes on")
     ] = None,
     workers: options.Workers = None,
     json: options.Json = False,
@@ -106,9 +96,10 @@ def tune(
         result: dict[str, Any] = {"method": label(found.rule), "task": ready.settings, "objective": found.objective}
         spent = {"runs": found.budget, "spent": found.spent, "arrivals": found.arrivals}
         result |= {"best": best, "settings": found.best.settings, "budget": spent, "directory": out}
-        result |= {
-            "trials": [{**one.settings, "share": one.quarters / 4, **_scored(found, one)} for one in found.trials]
-        }
+        result["trials"] = [
+            {**one.settings, "share": one.quarters / 4, found.objective: one.score, "arrivals": one.arrivals}
+            for one in found.trials
+        ]
         show.print_json(result | {"expectation": ready.expectation, "warnings": ready.warnings})
     else:
         show.console().print(_trials(found, best))
@@ -119,10 +110,6 @@ def tune(
         rates = sorted(trial.settings["lr"] for trial in found.trials)
         show.warn(f"every rate from {rates[0]:.3g} to {rates[-1]:.3g} diverged: try a smaller --lr-centre")
         raise typer.Exit(1)
-
-
-def _scored(found: Tuning, trial: Any) -> dict[str, float]:
-    return {found.objective: trial.score, "arrivals": trial.arrivals}
 
 
 def _trials(found: Tuning, best: float | None) -> Table:

@@ -1,27 +1,26 @@
 """The paper's figures and tables on real data: `acefl reproduce NAME`.
 
 A recipe is one file here; this package runs recipes, records every run as a line of JSON, and writes a page with our
-values beside the paper's.
+values beside the paper's. Imports that load torch wait until a function is called: the command line reads the names.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acefl.core.errors import InvalidInput, require
-from acefl.core.files import read_json, write_json
+from acefl.core.files import is_new, read_json, write_json
 from acefl.core.settings import plain
-from acefl.runs.record import FORMAT
 
 if TYPE_CHECKING:
     from acefl.core.progress import Progress
     from acefl.paper.plan import Recipe, Request
-    from acefl.paper.records import Record
+    from acefl.paper.records import Ledger, Record
     from acefl.paper.runner import Outcome
 
 NAMES = (
@@ -36,6 +35,7 @@ NAMES = (
     "amplification",
     "readings",
 )
+FORMS = ("printed", "tuned")
 _NOTE = "reproduce.json"
 _SAME = ("quick", "model", "device", "folder", "start")  # what all runs of a directory share
 
@@ -78,10 +78,7 @@ def reproduce(
     measured = [] if chosen.measure is None else chosen.measure(request)
     claim()
     ledger = Ledger(out / "results.jsonl")
-    for record in measured:
-        if record["cell"] not in ledger.records:
-            ledger.add(record)
-            outcome.done += 1
+    outcome.done += _add_new(ledger, measured)
     write_page(out)
     return outcome
 
@@ -109,26 +106,23 @@ def _claim(out: Path, name: str, command: str, asked: dict[str, Any]) -> None:
 
 def _note(out: Path, name: str, command: str, asked: dict[str, Any]) -> dict[str, Any]:
     """What is written down of a directory; one that holds another recipe, or something else, is refused."""
+    from acefl.runs.record import FORMAT
+
     path = out / _NOTE
-    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-    writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-    require(writable, f"nothing can be written to {there}; give another --out")
-    commands: list[str] = []
-    remarks: list[str] = []
+    nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    writable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    require(writable, f"nothing can be written to {nearest}; give another --out")
+    note: dict[str, Any] = {}
     if path.exists():
         note = read_json(path)
-        remarks = list(note.get("remarks", []))
         require(note.get("recipe") == name, f"{out} holds recipe {note.get('recipe')}; allowed: a directory of its own")
-        commands = list(note.get("commands", []))
         for key, value in asked.items():
             there = note.get("asked", asked).get(key)
             require(there == value, f"{out} holds runs with {key} {there}, not {value}; give another --out")
     else:
-        require(
-            not out.exists() or not any(out.iterdir()), f"{out} is not empty and holds no recipe; give another --out"
-        )
-    if command not in commands:
-        commands.append(command)
+        require(is_new(out), f"{out} is not empty and holds no recipe; give another --out")
+    commands = list(dict.fromkeys([*note.get("commands", []), command]))
+    remarks = list(note.get("remarks", []))
     return {"format": FORMAT, "recipe": name, "commands": commands, "remarks": remarks, "asked": asked}
 
 
@@ -136,10 +130,15 @@ def merge(lines: Sequence[Path], out: Path, change: Callable[[Record], Record] =
     """Add records made elsewhere (files of JSON lines), each as `change` has it, to a directory: how many were new."""
     from acefl.paper.records import Ledger
 
-    ledger, added = Ledger(out / "results.jsonl"), 0
-    for path in lines:
-        for record in map(change, Ledger(path).records.values()):
-            if record["cell"] not in ledger.records:
-                ledger.add(record)
-                added += 1
+    ledger = Ledger(out / "results.jsonl")
+    return sum(_add_new(ledger, map(change, Ledger(path).records.values())) for path in lines)
+
+
+def _add_new(ledger: Ledger, records: Iterable[Record]) -> int:
+    """Add what is not there yet: how many records that were."""
+    added = 0
+    for record in records:
+        if record["cell"] not in ledger.records:
+            ledger.add(record)
+            added += 1
     return added

@@ -7,7 +7,7 @@ from itertools import product
 from acefl.paper import cifar10_main as main
 from acefl.paper.differences import leading, paired
 from acefl.paper.page import Page, heatmaps
-from acefl.paper.plan import Claim, Planned, Recipe, Request, contestants, entry
+from acefl.paper.plan import Claim, Planned, Recipe, Request, contestants
 from acefl.paper.records import Results
 
 NAME = "cifar100-heatmap"
@@ -17,23 +17,9 @@ CORNERS = ((0.1, 30.0), (10.0, 30.0), (0.3, 5.0), (10.0, 1.0), (0.1, 1.0))  # an
 
 
 def plan(request: Request) -> list[Planned]:
-    clients, steps = request.size(main.CLIENTS, main.STEPS)
     rest = [pair for pair in product(ALPHAS, BETAS) if pair not in CORNERS]
-    return [
-        entry(
-            request,
-            NAME,
-            {"clock": "tick", "alpha": alpha, "beta": beta},
-            contestant,
-            task=main.image_task(request, alpha, "cifar100"),
-            scenario={"clock": "tick", "delay": beta, "spread": 1.0},
-            clients=clients,
-            steps=steps,
-            tune_changes={"task.alpha": ALPHAS[0]},
-        )
-        for alpha, beta in (CORNERS[:2] if request.quick else (*CORNERS, *rest))
-        for contestant in contestants(request, TAU)
-    ]
+    places = [("tick", *pair) for pair in (CORNERS[:2] if request.quick else (*CORNERS, *rest))]
+    return main.image_runs(request, NAME, places, contestants(request, TAU), name="cifar100")
 
 
 def report(results: Results, page: Page) -> None:

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 from acefl.paper import cifar10_main as main
-from acefl.paper.plan import QUICK, Planned, Recipe, Request, contestants, entry
+from acefl.paper.plan import QUICK, Planned, Recipe, Request, contestants
 
 NAME = "cifar10-extended"
 STEPS = 1000
 
 
 def plan(request: Request) -> list[Planned]:
-    clients, steps = request.size(main.CLIENTS, STEPS)
-    return [
-        entry(
-            request,
-            NAME,
-            {"clock": clock, "alpha": alpha, "beta": beta},
-            contestant,
-            task=main.image_task(request, alpha),
-            scenario={"clock": clock, "delay": beta, "spread": 1.0},
-            clients=clients,
-            steps=steps,
-            rate_steps=main.STEPS,  # the same experiments carried on, so the same learning rate
-            tune_changes={"task.alpha": main.ALPHAS[0]},
-        )
-        for clock, alpha, beta in main.settings(request, {"tick": main.BETAS})
-        for contestant in contestants(request, main.TAU)
-    ]
+    places, field = main.settings(request, {"tick": main.BETAS}), contestants(request, main.TAU)
+    # the same experiments carried on, so the same learning rate
+    return main.image_runs(request, NAME, places, field, steps=STEPS, rate_steps=main.STEPS)
 
 
 RECIPE = Recipe(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from acefl.paper.differences import Difference, leading, paired, verdict
 from acefl.paper.page import Page, curves
-from acefl.paper.plan import Claim, Planned, Recipe, Request, contestants, entry
+from acefl.paper.plan import Claim, Contestant, Planned, Recipe, Request, contestants, entry
 from acefl.paper.records import Results
 from acefl.report.statistics import same_seed
 
@@ -48,24 +48,39 @@ def image_task(request: Request, alpha: float, name: str = "cifar10") -> dict[st
     return request.task(name, model, BATCH, alpha=alpha, norm=norm)
 
 
-def plan(request: Request) -> list[Planned]:
-    clients, steps = request.size(CLIENTS, STEPS)
-    clocks = {"tick": BETAS, "event": BETAS[:1]} if request.quick or request.form == "tuned" else CLOCKS
+def image_runs(
+    request: Request,
+    recipe: str,
+    places: Iterable[tuple[str, float, float]],
+    field: Sequence[Contestant],
+    *,
+    name: str = "cifar10",
+    steps: int = STEPS,
+    rate_steps: int | None = None,
+) -> list[Planned]:
+    """Every contestant at every place (clock, alpha, beta); a tuned rate is chosen at the smallest alpha."""
+    clients, steps = request.size(CLIENTS, steps)
     return [
         entry(
             request,
-            NAME,
+            recipe,
             {"clock": clock, "alpha": alpha, "beta": beta},
             contestant,
-            task=image_task(request, alpha),
+            task=image_task(request, alpha, name),
             scenario={"clock": clock, "delay": beta, "spread": 1.0},
             clients=clients,
             steps=steps,
+            rate_steps=rate_steps,
             tune_changes={"task.alpha": ALPHAS[0]},
         )
-        for clock, alpha, beta in settings(request, clocks)
-        for contestant in contestants(request, TAU)
+        for clock, alpha, beta in places
+        for contestant in field
     ]
+
+
+def plan(request: Request) -> list[Planned]:
+    clocks = {"tick": BETAS, "event": BETAS[:1]} if request.quick or request.form == "tuned" else CLOCKS
+    return image_runs(request, NAME, settings(request, clocks), contestants(request, TAU))
 
 
 def panels(results: Results, clock: str) -> dict[str, dict[str, object]]:

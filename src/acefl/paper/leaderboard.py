@@ -31,7 +31,7 @@ from acefl.rules import METHODS, RobustACE, imported_from
 from acefl.runs.record import FORMAT, Run, command_line, machine, run_name
 from acefl.studies.jobs import Job, open_jobs
 from acefl.studies.results import Leaderboard
-from acefl.studies.spec import DEFAULT_TASK, TUNING_SEED, RunSpec
+from acefl.studies.spec import DEFAULT_TASK, TUNING_SEED, RunSpec, check_seeds
 from acefl.studies.tune import ALL, check_budget, tune
 from acefl.tasks import natural as natural_tasks
 from acefl.tasks.base import Task
@@ -119,7 +119,8 @@ class Cell:
         began = time.perf_counter()
         scenario = scenario_of(self.rule, _SCENARIOS[self.scenario])
         found = tune(
-            *(self.settings, self.rule),
+            self.settings,
+            self.rule,
             scenario=scenario,
             stop=self.stop,
             over=self.over,
@@ -198,7 +199,7 @@ def leaderboard(
     require(arrivals >= 1, f"arrivals is {arrivals}; allowed: at least 1")
     check_budget(budget)
     require(len(seeds) >= 2, f"seeds are {list(seeds)}; allowed: at least two, to know how much they differ")
-    require(TUNING_SEED not in seeds, f"seed {TUNING_SEED} is kept for tuning; use another")
+    check_seeds(seeds)
     require(not only or bool(own), "only is given without a method; name at least one")
     methods = [*own] if only else [*(kind() for kind in METHODS.values()), *own]
     names = [label(rule) for rule in methods]
@@ -226,11 +227,11 @@ def leaderboard(
     note = folder / "board.json"
     claim(note, made_with, "leaderboard")
     described = {task: _without_folder(describe(settings, built[task])) for task, settings in chosen.items()}
-    made_with["tasks"] = _joined(note, "tasks", described)
+    made_with["tasks"] = _with_new(note, "tasks", described)
     if natural:
         there = read_json(note).get("references", {})
         references = {task: there.get(task) or _reference(built[task]) for task in chosen}
-        made_with["references"] = _joined(note, "references", references)
+        made_with["references"] = _with_new(note, "references", references)
     (folder / "cells").mkdir(exist_ok=True)
     cells = [
         Cell(
@@ -242,7 +243,7 @@ def leaderboard(
             budget,
             tuple(seeds),
             folder / "cells" / cell_name(task, name, _title(rule)),
-            **(_more(made_with["references"][task]) if natural else {}),
+            **(_of_natural_cells(made_with["references"][task]) if natural else {}),
         )
         for task, settings in chosen.items()
         for name, scenario in scenarios.items()
@@ -275,8 +276,8 @@ def _without_folder(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key != "folder"}
 
 
-def _joined(note: Path, key: str, new: Mapping[str, Any]) -> dict[str, Any]:
-    """What the board's note has under a key, and what is new, which is added; refused if it is there otherwise."""
+def _with_new(note: Path, key: str, new: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of the board's note under a key, new ones added to it; one that is there as another is refused."""
     content = read_json(note)
     there = content.get(key, {})
     for name, value in plain(new).items():
@@ -308,8 +309,8 @@ def _is_affordable(rule: Method, task: Task) -> bool:
     return not isinstance(rule, RobustACE) or len(task.initial()) <= SORTED
 
 
-def _more(reference: Mapping[str, float | None]) -> dict[str, Any]:
-    """What cells of natural boards have besides."""
+def _of_natural_cells(reference: Mapping[str, float | None]) -> dict[str, Any]:
+    """Settings that only cells of natural boards have."""
     return {"over": ALL, "evaluations": _EVALUATIONS_NATURAL, "target": reference["target"]}
 
 

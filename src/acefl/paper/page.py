@@ -7,9 +7,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from acefl.core.files import atomic_write
 from acefl.paper.differences import paired
 from acefl.paper.records import Results, spread
+from acefl.report.style import look
 
 if TYPE_CHECKING:
     from acefl.paper.plan import Recipe
@@ -161,19 +164,8 @@ def _models(results: Results) -> list[str]:
     return sorted({str(model) for record in results.records if (model := record["settings"].get("task.model"))})
 
 
-def curves(
-    page: Page,
-    name: str,
-    caption: str,
-    results: Results,
-    panels: Mapping[str, Mapping[str, Any]],
-    *,
-    metric: str = "accuracy",
-    words: str = "test accuracy",
-) -> None:
-    """A metric of every method in each panel's setting, against steps, uploads and virtual time: three rows."""
-    from acefl.report.style import look
-
+def curves(page: Page, name: str, caption: str, results: Results, panels: Mapping[str, Mapping[str, Any]]) -> None:
+    """Accuracy of every method in each panel's setting, against steps, uploads and virtual time: three rows."""
     axes = {"step": "server steps", "arrival": "uploads", "time": "virtual time"}
 
     def draw(plt: Any) -> None:
@@ -184,17 +176,17 @@ def curves(
             for row, (axis, along) in enumerate(axes.items()):
                 ax = grid[row][column]
                 for method in results.having("method"):
-                    seeds = results.curve(metric, axis, method=method, **labels)
+                    seeds = results.curve("accuracy", axis, method=method, **labels)
                     if axis == "time":
                         seeds = [(x[1:], y[1:]) for x, y in seeds]  # a logarithmic axis has no zero
-                    _line_with_band(ax, seeds, method, look(method))
+                    _line_with_band(ax, seeds, method)
                 ax.set_xlabel(along)
                 ax.set_title(title if row == 0 else "")
                 ax.grid(alpha=0.2)
                 if axis == "time":
                     ax.set_xscale("log")  # methods end far apart
         for row in range(len(axes)):
-            grid[row][0].set_ylabel(words)
+            grid[row][0].set_ylabel("test accuracy")
         figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
 
     if any(results.where(**labels).records for labels in panels.values()):
@@ -205,28 +197,24 @@ def curves(
 _DASHES = {"solid": "-", "dash": "--", "dashdot": "-.", "dot": ":"}
 
 
-def _line_with_band(ax: Any, seeds: list[tuple[list[float], list[float]]], label: str, look: Any) -> None:
+def _line_with_band(ax: Any, seeds: list[tuple[list[float], list[float]]], method: str) -> None:
     """The mean over seeds and one standard deviation on both sides, on the x of the first seed."""
-    import numpy as np
-
     seeds = [(x, y) for x, y in seeds if len(x) > 1]
     if not seeds:
         return
     x = np.asarray(seeds[0][0])
     every = np.stack([np.interp(x, own_x, own_y) for own_x, own_y in seeds])
     mean, deviation = every.mean(0), every.std(0, ddof=min(1, len(seeds) - 1))
-    ax.plot(x, mean, color=look.colour, linestyle=_DASHES[look.dash], label=label, linewidth=1.6)
+    style = look(method)
+    ax.plot(x, mean, color=style.colour, linestyle=_DASHES[style.dash], label=method, linewidth=1.6)
     if len(seeds) > 1:
-        ax.fill_between(x, mean - deviation, mean + deviation, color=look.colour, alpha=0.15, linewidth=0)
+        ax.fill_between(x, mean - deviation, mean + deviation, color=style.colour, alpha=0.15, linewidth=0)
 
 
 def lines(page: Page, name: str, caption: str, results: Results, x: str, *, metric: str = "accuracy", by: str) -> None:
     """A final metric against a label, a line per value of another, with one standard deviation."""
-    from acefl.report.style import look
 
     def draw(plt: Any) -> None:
-        import numpy as np
-
         figure, ax = plt.subplots(figsize=(7.5, 4), layout="constrained")
         ticks = results.having(x)
         values = results.having(by)
@@ -259,17 +247,15 @@ def heatmaps(page: Page, name: str, caption: str, results: Results, x: str, y: s
     """One heatmap per method of the final accuracy, all on one scale, as the paper draws them."""
 
     def draw(plt: Any) -> None:
-        import numpy as np
-
         methods = results.having("method")
         across, down = results.having(x), results.having(y)
         values = {
-            method: np.array(
-                [[results.mean("accuracy", **{"method": method, x: a, y: b}) or np.nan for a in across] for b in down]
+            method: np.array(  # of floats: None, where nothing is known, becomes NaN
+                [[results.mean("accuracy", **{"method": method, x: a, y: b}) for a in across] for b in down], float
             )
             for method in methods
         }
-        top = max(float(np.nanmax(v)) for v in values.values() if not np.isnan(v).all())
+        top = max((float(np.nanmax(v)) for v in values.values() if not np.isnan(v).all()), default=1.0)
         figure, grid = plt.subplots(
             1, len(methods), figsize=(2.6 * len(methods), 2.9), squeeze=False, layout="constrained"
         )

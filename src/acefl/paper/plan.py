@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from acefl.paper import FORMS
 from acefl.paper.rates import DECADES
 from acefl.studies.spec import TUNING_SEED
 from acefl.studies.sweep import Cell, Settings
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from acefl.paper.page import Page
     from acefl.paper.records import Record, Results
 
-FORMS = ("printed", "tuned")
 PRINTED_C = 0.2  # the paper's lr is c * sqrt(n / T); its tables list this c for every method
 PAPER_SEEDS = (0, 1, 2, 3, 4)
 

@@ -8,7 +8,7 @@ from statistics import fmean
 from acefl.paper import cifar10_main as main
 from acefl.paper.differences import Difference, paired
 from acefl.paper.page import Page, curves
-from acefl.paper.plan import Claim, Contestant, Planned, Recipe, Request, entry
+from acefl.paper.plan import Claim, Contestant, Planned, Recipe, Request
 from acefl.paper.records import Record, Results
 
 NAME = "quantization"
@@ -18,7 +18,6 @@ PAIRS = {"ACE": "ACE-8bit", "ACED": "ACED-8bit"}
 
 
 def plan(request: Request) -> list[Planned]:
-    clients, steps = request.size(main.CLIENTS, main.STEPS)
     home = f"home={request.home!r}"
     field = [
         Contestant("ACE", f"ACE({home})"),
@@ -26,21 +25,7 @@ def plan(request: Request) -> list[Planned]:
         Contestant("ACE-8bit", f"ACE(table='int8', {home})"),
         Contestant("ACED-8bit", f"ACED(tau={main.TAU}, table='int8', {home})"),
     ]
-    return [
-        entry(
-            request,
-            NAME,
-            {"clock": clock, "alpha": alpha, "beta": beta},
-            contestant,
-            task=main.image_task(request, alpha),
-            scenario={"clock": clock, "delay": beta, "spread": 1.0},
-            clients=clients,
-            steps=steps,
-            tune_changes={"task.alpha": main.ALPHAS[0]},
-        )
-        for clock, alpha, beta in main.settings(request, {"tick": (BETA,)})
-        for contestant in field
-    ]
+    return main.image_runs(request, NAME, main.settings(request, {"tick": (BETA,)}), field)
 
 
 def report(results: Results, page: Page) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from acefl.core.errors import require
 from acefl.core.files import JsonLines
 
@@ -87,8 +89,6 @@ class Results:
 
     def at_equal_time(self) -> Results:
         """The same runs, judged at the virtual time at which the first of them ended: accuracy, from their curves."""
-        import numpy as np
-
         ended = [record["history"][-1]["time"] for record in self.records if record["history"]]
         judged = []
         for record in self.records:

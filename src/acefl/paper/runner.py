@@ -22,6 +22,7 @@ from acefl.paper.rates import search
 from acefl.paper.records import Ledger, Record, Results
 from acefl.runs.record import machine
 from acefl.studies.jobs import Job, open_jobs
+from acefl.studies.pools import how_many
 from acefl.studies.spec import RunSpec
 from acefl.studies.sweep import Cell
 
@@ -67,11 +68,10 @@ def run(
     """
     ledgers = {name: Ledger(folder / "results.jsonl") for name, folder in folders.items()}
     schedule = _Schedule(plan, ledgers, math.inf if limit is None else time.monotonic() + limit)
-    most = workers or 8
     with open_jobs(workers) as jobs:
 
         def add_ready() -> None:
-            for assignment in schedule.ready(most - len(jobs)):
+            for assignment in schedule.ready(how_many(workers) - len(jobs)):
                 jobs.add(Job(_make, assignment, assignment, _words(assignment)))
 
         add_ready()
@@ -106,7 +106,7 @@ class _Schedule:
 
     def ready(self, count: int) -> list[Assignment]:
         """The first few runs that are wanted and not under way, and can be over before the deadline."""
-        while any([self._shared(assignment) for planned in self._plan for assignment in self._wanted(planned)]):
+        while any([self._copied(assignment) for planned in self._plan for assignment in self._wanted(planned)]):
             pass  # what was copied may have been a trial, and its search wants the next
         chosen: list[Assignment] = []
         self._left = 0
@@ -168,8 +168,8 @@ class _Schedule:
                 rates.tell(rate, _score(records[cell.name], planned.tuning))
         return [], planned.cells(rates.best)
 
-    def _shared(self, assignment: Assignment) -> bool:
-        """Whether another recipe has made this very run: then its record is copied, under our labels."""
+    def _copied(self, assignment: Assignment) -> bool:
+        """Whether another recipe has made this very run; its record is then copied, under the labels of this one."""
         for ledger in self._ledgers.values():
             record = ledger.records.get(assignment.cell.name)
             if record is not None and record["kind"] == assignment.kind:
@@ -231,6 +231,6 @@ def _short(value: float) -> float | None:
 
 def _words(assignment: Assignment) -> str:
     said = ", ".join(f"{key} {value}" for key, value in assignment.labels.items())
-    return f"{assignment.recipe}: {said}" + (
-        f", trying lr {assignment.cell.settings['lr']:.3g}" * (assignment.kind == "trial")
-    )
+    if assignment.kind == "trial":
+        said += f", trying lr {assignment.cell.settings['lr']:.3g}"
+    return f"{assignment.recipe}: {said}"

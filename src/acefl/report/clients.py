@@ -42,7 +42,8 @@ def participation(comparison: Comparison) -> Figure:
     looks = style.looks(comparison.methods)
     alike: dict[tuple[float, ...], list[str]] = {}
     for method in comparison.methods:
-        alike.setdefault(tuple(_over_seeds(method, "participation").tolist()), []).append(method.label)
+        counts = _by_rank(method, "participation").mean(axis=0)
+        alike.setdefault(tuple(counts.tolist()), []).append(method.label)
     top = max(max(counts) for counts in alike) * 1.06 or 1.0
     panels = []
     names = named.along_speed(comparison)
@@ -97,11 +98,11 @@ def _equal_share(counts: Array) -> Trace:
     )
 
 
-def _over_seeds(method: Method, column: str) -> Array:
-    """Mean over seeds by rank of speed, for with `slow="random"` the same rank is another client in each seed."""
+def _by_rank(method: Method, column: str) -> Array:
+    """Seeds by ranks of speed: with `slow="random"` the same rank is another client in each seed."""
     per_seed = [run.clients[column].to_numpy(float) for run in method.runs]
     shortest = min(len(values) for values in per_seed)
-    return np.asarray(np.stack([values[:shortest] for values in per_seed]).mean(axis=0))
+    return np.stack([values[:shortest] for values in per_seed])
 
 
 def _fifths(counts: Array) -> str:
@@ -146,7 +147,7 @@ def _worst(comparison: Comparison) -> str:
     name = next((name for name in ("accuracy", "loss") if comparison.measures(f"{held}worst_{name}")), None)
     if name is None:
         return ""
-    said = [f"{method.label} {np.mean(method.finals(f'{held}worst_{name}')):.3g}" for method in comparison.methods]
+    said = [f"{method.label} {method.mean(f'{held}worst_{name}'):.3g}" for method in comparison.methods]
     return f" The {name} of the worst served client: {', '.join(said)}."
 
 
@@ -172,7 +173,7 @@ def _two_fifths(comparison: Comparison) -> Panel | None:
             ticks = {"symbol": "bar", "size": 12, "color": colour, "opacity": 0.55}
             every = marks(method.label, slow + fast, [row] * (2 * len(slow)), "markers", marker=ticks)
             traces.append(every | {"hover": False, "legend": False})
-        ends = [float(np.mean(slow)), float(np.mean(fast))]
+        ends = [method.mean(name) for name in names]
         dots = {"symbol": ["circle", "circle-open"], "size": 14, "color": colour}
         traces.append(
             marks(
@@ -226,7 +227,7 @@ def _by_speed(comparison: Comparison) -> Panel | None:
         lines.append(line(method.label, look, times, scores.mean(axis=0), mode="lines+markers", marker=dots))
     layout = style.layout(
         f"mean task time of client ({comparison.time_heading})",
-        score.replace("heldout_", "held-out ") if held else f"{score} on training data",
+        named.score_words(score),
         height=_height(comparison),
         xaxis=style.log_ticks(min(slowness), max(slowness)),
         yaxis={"range": style.span(_shown(bands + lines, "y"), 0.1 if score.endswith("accuracy") else 0.0)},
@@ -301,17 +302,17 @@ def _watched(comparison: Comparison, columns: set[str]) -> list[Method]:
 
 def _along_speed(method: Method, column: str) -> tuple[Array, Array]:
     """Mean rank, and per seed the mean of a column, of groups of neighbours in speed."""
-    per_seed = [run.clients[column].to_numpy(float) for run in method.runs]
-    count = min(len(values) for values in per_seed)
+    values = _by_rank(method, column)
+    count = values.shape[1]
     groups = np.array_split(np.arange(count), min(count, _GROUPS))
     ranks = np.asarray([group.mean() + 1 for group in groups])
-    return ranks, np.stack([[_mean(values[group]) for group in groups] for values in per_seed])
+    return ranks, np.stack([[_mean(own[group]) for group in groups] for own in values])
 
 
 def _evenness(method: Method) -> str:
     """How even the influence is, in words."""
     names = ("influence_clients", "influence_gini", "influence_speed")
-    clients, even, speed = (float(np.mean(method.finals(name))) for name in names)
+    clients, even, speed = (method.mean(name) for name in names)
     if not np.isfinite(clients):
         return ""
     counted = f"as if {clients:.0f} clients counted"

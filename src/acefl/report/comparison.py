@@ -95,7 +95,7 @@ def made(comparison: Comparison) -> dict[str, str | list[str]]:
         "Command": comparison.command,
         "Task": settings({name: value for name, value in comparison.task.items() if name != "client_work"}),
         "Work per upload": str(comparison.task.get("client_work") or ""),
-        "Scenario": settings(_that_matter(comparison.scenario)),
+        "Scenario": settings(_with_effect(comparison.scenario)),
         "Trace": _trace(comparison),
         "Durations": _durations(comparison),
         "Visits": _visits(comparison),
@@ -134,8 +134,8 @@ def _spread(comparison: Comparison) -> str:
     return f"One {once}: nothing here says how much another {once} would differ."
 
 
-def _that_matter(scenario: dict[str, Any]) -> dict[str, Any]:
-    """Beside a trace, visits or durations, what would else make them is no setting of the run; these are told apart."""
+def _with_effect(scenario: dict[str, Any]) -> dict[str, Any]:
+    """Settings that had an effect: not those that a trace, visits or durations replace, which have their own lines."""
     replaced = (*replaced_settings(scenario), "durations", "visits")
     return {name: value for name, value in scenario.items() if name not in replaced}
 
@@ -243,7 +243,7 @@ def _refused(method: Method) -> str:
     by_client: dict[str, Counter[str]] = {}
     names: dict[int, str] = {}
     for run in method.runs:
-        names |= named.called(run)
+        names |= named.names_of(run)
         total.update(run.summary.get("refused") or {})
         for client, reasons in (run.summary.get("refused_by_client") or {}).items():
             by_client.setdefault(client, Counter()).update(reasons)

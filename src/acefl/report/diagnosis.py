@@ -14,11 +14,11 @@ import pandas as pd
 from acefl.core.errors import InvalidInput, require
 from acefl.core.files import read_json
 from acefl.report import clients, recorded, style
-from acefl.report.recorded import Comparison, Method
+from acefl.report.recorded import Comparison
 
 _TERMS = ("noise", "bias", "delay")
 PREDICTED = -0.5  # the exponent of the mean squared gradient in T and in n, by the paper's Theorem 1
-_LEAST = 1e-9  # of the mean squared error: below this a term is rounding, and shown as none
+_ROUNDING = 1e-9  # of the mean squared error: below this a term is rounding, and shown as none
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def participation(found: Diagnosis) -> pd.DataFrame:
     for method in found.methods.methods:
         row: dict[str, Any] = {"method": method.label}
         names = ("influence_clients", "influence_gini", "influence_speed", "influence_slow", *served, "gap")
-        row |= {name: _mean(method, name) for name in names if measures(name)}
+        row |= {name: method.mean(name) for name in names if measures(name)}
         counts = clients.staleness_counts(method)
         for name, q in (("median", 0.5), ("p90", 0.9), ("max", 1.0)):
             row[f"staleness_{name}"] = float(clients.quantile(counts, q)) if counts else math.nan
@@ -113,10 +113,6 @@ def second_half(metrics: pd.DataFrame) -> pd.DataFrame:
         raise InvalidInput("no error terms were measured: the runs are shorter than the arrivals between two of them")
     late: pd.DataFrame = measured[measured["arrival"] >= measured["arrival"].max() / 2]
     return late
-
-
-def _mean(method: Method, key: str) -> float:
-    return float(np.mean(method.finals(key)))
 
 
 def amplified(cells: pd.DataFrame, label: str) -> float:
@@ -167,7 +163,7 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
             columns[heading] = ["–" if math.isnan(v) else _minus(format(v, digits)) for v in table[name]]
     text = pd.DataFrame(columns)
     if "bias" in table:
-        text.loc[table["bias"] < _LEAST * table["mse"], ["bias", "is ζ² ×"]] = "none", "0"
+        text.loc[table["bias"] < _ROUNDING * table["mse"], ["bias", "is ζ² ×"]] = "none", "0"
     return text
 
 
@@ -248,17 +244,18 @@ def sentences(found: Diagnosis) -> list[str]:
         biased = [
             f"{m} {b / t:.0%}" for m, b, t in zip(table["method"], table["bias"], total, strict=True) if b > 0.01 * t
         ]
-        free = [m for m, b, t in zip(table["method"], table["bias"], total, strict=True) if b <= _LEAST * t]
+        free = [m for m, b, t in zip(table["method"], table["bias"], total, strict=True) if b <= _ROUNDING * t]
         if biased:
             said.append(f"Participation bias is this much of the squared error of an update: {', '.join(biased)}.")
         if free:
             said.append(f"{' and '.join(free)} {'has' if len(free) == 1 else 'have'} none.")
     if found.amplification is not None:
-        worst = max(found.labels, key=lambda label: amplified(found.amplification, label))  # type: ignore[arg-type]
+        factors = {label: amplified(found.amplification, label) for label in found.labels}
+        worst = max(factors, key=lambda label: factors[label])
+        of_ace = f", that of ACE by {factors['ACE']:,.3g}" if "ACE" in factors else ""
         said.append(
             f"At the largest spread of speeds, heterogeneous data multiply the delay error of {worst} by "
-            f"{amplified(found.amplification, worst):,.3g}"
-            + (f", that of ACE by {amplified(found.amplification, 'ACE'):,.3g}." if "ACE" in found.labels else ".")
+            f"{factors[worst]:,.3g}{of_ace}."
         )
     table = slopes(found)
     if len(table):

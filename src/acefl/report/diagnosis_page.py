@@ -66,17 +66,15 @@ def figures(found: Diagnosis) -> list[Figure]:
     """The figures of the parts that were asked for."""
     drawn = [_heat(found), _rates(found)]
     if found.methods is not None:
-        terms = [_stacked(found, found.methods), _by_term(found, found.methods), _cosines(found)]
-        who = (clients.influence, clients.staleness, clients.fairness)
-        drawn = [*terms, *(figure(found.methods) for figure in who), *drawn]
+        of_methods = (_stacked, _by_term, _cosines, clients.influence, clients.staleness, clients.fairness)
+        drawn = [*(figure(found.methods) for figure in of_methods), *drawn]
     return [figure for figure in drawn if figure is not None]
 
 
-def _curves(found: Diagnosis, name: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def _curves(methods: Comparison, name: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """A term over arrivals per method, mean over seeds."""
-    assert found.methods is not None
     curves = {}
-    for method in found.methods.methods:
+    for method in methods.methods:
         measured = pd.concat([run.metrics[run.metrics[name].notna()] for run in method.runs if name in run.metrics])
         means = measured.groupby("arrival")[name].mean()
         curves[method.label] = means.index.to_numpy(float), means.to_numpy(float)
@@ -93,8 +91,8 @@ def _range(values: list[np.ndarray]) -> tuple[float, float]:
     return max(float(positive.min()), top * 1e-5), top
 
 
-def _stacked(found: Diagnosis, methods: Comparison) -> Figure:
-    curves = {name: _curves(found, name) for name in COLOURS}
+def _stacked(methods: Comparison) -> Figure:
+    curves = {name: _curves(methods, name) for name in COLOURS}
     low, high = _range([y for name in COLOURS for _, y in curves[name].values()])
     low, high = low / 2, high * 2
     up = style.log_ticks(low, high) | {"range": [math.log10(low), math.log10(high)]}
@@ -119,20 +117,18 @@ def _stacked(found: Diagnosis, methods: Comparison) -> Figure:
     return Figure("stacked", "What an update's error is made of", caption, panels, columns=min(3, len(panels)))
 
 
-def _by_term(found: Diagnosis, methods: Comparison) -> Figure:
-    panels = []
+def _by_term(methods: Comparison) -> Figure:
+    looks, panels = style.looks(methods.methods), []
     for name, title in {**TERMS, "mse": "error of the update ‖u − ∇F‖²"}.items():
-        curves = _curves(found, name)
+        curves = _curves(methods, name)
         low, high = _range([y for _, y in curves.values()])
-        lines = [
-            line(label, found.looks[label], x, np.where(y < low * 0.99, np.nan, y)) for label, (x, y) in curves.items()
-        ]
+        lines = [line(label, looks[label], x, np.where(y < low * 0.99, np.nan, y)) for label, (x, y) in curves.items()]
         seen = [value for one in lines for value in one["y"] if value] or [low]
         axes = {"xaxis": _ARRIVALS, "yaxis": style.log_ticks(min(seen), high)}
         layout = style.layout("arrivals", _SQUARED, height=340, together=True, **axes)
         gone = [label for label, (_, y) in curves.items() if float(y.max()) < low]
         note = f"{', '.join(gone)}: none" if gone else ""
-        panels.append(Panel(title, [*_intervals(found, methods, name, low), *solid_first(lines)], layout, note))
+        panels.append(Panel(title, [*_intervals(methods, name, low), *solid_first(lines)], layout, note))
     caption = (
         "The same, one term per panel. A method that is missing has none of it, to the rounding of the arithmetic. "
         "Where gradients were sampled, because the task's full ones are too dear, bands are 95 % intervals."
@@ -140,27 +136,28 @@ def _by_term(found: Diagnosis, methods: Comparison) -> Figure:
     return Figure("terms", "The methods, term by term", caption, panels, columns=2)
 
 
-def _intervals(found: Diagnosis, methods: Comparison, name: str, low: float) -> list[Trace]:
+def _intervals(methods: Comparison, name: str, low: float) -> list[Trace]:
     """The 95 % interval of every method's curve, where terms were estimated from samples."""
     ends = [f"{name}_low", f"{name}_high"]
     if not all(set(ends) <= set(run.metrics) for run in methods.runs):
         return []
-    lower, upper = (_curves(found, end) for end in ends)
+    looks = style.looks(methods.methods)
+    lower, upper = (_curves(methods, end) for end in ends)
     return [
-        band(label, found.looks[label], x, np.maximum(y, low), np.maximum(upper[label][1], low))
+        band(label, looks[label], x, np.maximum(y, low), np.maximum(upper[label][1], low))
         for label, (x, y) in lower.items()
     ]
 
 
-def _cosines(found: Diagnosis) -> Figure:
-    panels = []
+def _cosines(methods: Comparison) -> Figure:
+    looks, panels = style.looks(methods.methods), []
     of = {"update": "update u", "noise": "sampling noise A", "bias": "participation bias B", "delay": "delay error C"}
     for term, title in of.items():
         name = f"cos_{term}"
         lines = []
-        for label, (x, y) in _curves(found, name).items():
-            real = _share(found, label, term) > 1e-9  # the direction of what is not there is that of rounding
-            lines.append(line(label, found.looks[label], x, y if real else np.full(len(y), np.nan)))
+        for label, (x, y) in _curves(methods, name).items():
+            real = _share(methods, label, term) > 1e-9  # the direction of what is not there is that of rounding
+            lines.append(line(label, looks[label], x, y if real else np.full(len(y), np.nan)))
         up = {"range": [-1.05, 1.05], "tickvals": [-1, 0, 1]}
         layout = style.layout("arrivals", "cosine", height=260, xaxis=_ARRIVALS, yaxis=up)
         panels.append(Panel(title, solid_first(lines), layout))
@@ -173,11 +170,11 @@ def _cosines(found: Diagnosis) -> Figure:
     return Figure("cosines", "Where an update and its errors point", caption, panels, columns=2)
 
 
-def _share(found: Diagnosis, label: str, term: str) -> float:
+def _share(methods: Comparison, label: str, term: str) -> float:
     """What a term makes up of the whole error; an update always counts."""
     if term == "update":
         return 1.0
-    part, whole = (_curves(found, key)[label][1] for key in (term, "mse"))
+    part, whole = (_curves(methods, key)[label][1] for key in (term, "mse"))
     return float(np.abs(part).max() / max(float(whole.max()), 1e-300))
 
 

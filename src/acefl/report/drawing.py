@@ -17,9 +17,6 @@ import numpy as np
 
 from acefl.report.style import Look
 
-POINTS = 400
-"""The most points a curve keeps: more than a screen can show."""
-
 VIRIDIS = ["#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"]
 
 Trace = dict[str, Any]
@@ -132,9 +129,9 @@ def solid_first(lines: list[Trace]) -> list[Trace]:
     return sorted(lines, key=lambda trace: trace["line"]["dash"] != "solid")
 
 
-def thin(count: int, most: int = POINTS) -> np.ndarray:
-    """Indices of at most `most` of `count` points, evenly spread, the first and the last among them."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
+def thin(count: int) -> np.ndarray:
+    """Indices of as many of `count` points as a screen can show, evenly spread, the first and the last among them."""
+    return np.unique(np.linspace(0, count - 1, min(count, 400)).round().astype(int))
 
 
 def seeds_said(count: int) -> str:

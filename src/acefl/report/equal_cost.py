@@ -57,11 +57,7 @@ def _scores(comparison: Comparison, metric: Metric, budget: str, spent: float) -
         method.label: {run.seed: value_at(run, budget, spent, metric.key) for run in method.runs}
         for method in comparison.methods
     }
-    seeds = set.intersection(*(set(own) for own in by_seed.values()))
-    scores = {
-        label: metric.scores(value for seed, value in own.items() if seed in seeds) for label, own in by_seed.items()
-    }
-    first = leaders(scores, scores_of(comparison.methods, metric)[1])
+    first = leaders(metric.scores_by_seed(by_seed), scores_of(comparison.methods, metric)[1])
     spreads = {label: over_seeds(list(own.values())) for label, own in by_seed.items()}
     return [Cell(metric.write(one.mean, one.std), label in first) for label, one in spreads.items()]
 

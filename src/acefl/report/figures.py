@@ -104,7 +104,7 @@ def curve(comparison: Comparison, metric: Metric) -> Figure:
         for budget in BUDGETS
     }
     every = [one for of_budget in curves.values() for one in of_budget.values()]
-    log = metric.log or _spans([float(one.mean[-1]) for one in every] * (not metric.higher_is_better))
+    log = metric.log or (not metric.higher_is_better and _are_far_apart([float(one.mean[-1]) for one in every]))
     y_axis = _y_axis(metric, every, log)
     panels = []
     for budget, of_methods in curves.items():
@@ -115,7 +115,8 @@ def curve(comparison: Comparison, metric: Metric) -> Figure:
         ]
         lines = [line(label, looks[label], one.x, one.mean) for label, one in of_methods.items()]
         name = comparison.time_heading if budget == "time" else BUDGETS[budget]
-        unit = {"arrival": " (uploads received)", "time": " (in the unit of delay)" * ("delay" in comparison.scenario)}
+        in_delays = " (in the unit of delay)" if "delay" in comparison.scenario else ""
+        unit = {"arrival": " (uploads received)", "time": in_delays}
         axes = {"xaxis": _x_axis(list(of_methods.values())), "yaxis": y_axis}
         across, up = _titled(name + unit.get(budget, ""), axes["xaxis"]), _titled(metric.axis, y_axis)
         layout = style.layout(across, up, height=390, together=True, **axes)
@@ -134,7 +135,7 @@ def _titled(title: str, axis: dict[str, object]) -> str:
     return f"{title}, log scale" if axis.get("type") == "log" else title
 
 
-def _spans(values: list[float]) -> bool:
+def _are_far_apart(values: list[float]) -> bool:
     """Whether numbers lie so far apart that a linear axis would squeeze the smaller ones."""
     return bool(values) and min(values) > 0 and max(values) > _SQUEEZED * min(values)
 
@@ -143,7 +144,7 @@ def _x_axis(curves: list[Curve]) -> dict[str, object]:
     """From zero to a little beyond the end, so that the last tick's label has room; log where curves end far apart."""
     end = max((float(one.x[-1]) for one in curves), default=0.0)
     starts = [float(one.x[one.x > 0][0]) for one in curves if (one.x > 0).any()]
-    if starts and _spans([float(one.x[-1]) for one in curves]):
+    if starts and _are_far_apart([float(one.x[-1]) for one in curves]):
         low, high = min(starts), 1.03 * end
         return style.log_ticks(low, high) | {"range": [float(np.log10(low)), float(np.log10(high))]}
     return {"range": [0, 1.03 * end], "nticks": 5} if end > 0 else {}
@@ -178,7 +179,7 @@ def timeline(comparison: Comparison) -> Figure | None:
     """
     if not comparison.in_real_time or "replay_of" in comparison.scenario:
         return None
-    panels = [_worked(method, run) for method in comparison.methods for run in method.runs if _fits(run)]
+    panels = [_timeline_of(method, run) for method in comparison.methods for run in method.runs if _fits(run)]
     if not panels:
         return None
     caption = (
@@ -193,16 +194,16 @@ def _fits(run: Run) -> bool:
     return len(run.clients) <= _MOST_CLIENTS and 0 < run.total("uploads") <= _MOST_ANSWERS
 
 
-def _worked(method: Method, run: Run) -> Panel:
+def _timeline_of(method: Method, run: Run) -> Panel:
     events = run.events()
     accepted = events["accepted"].astype(bool)
     colour = style.looks([method])[method.label].colour
     traces = [
-        _work(events, colour),
+        _lines_at_work(events, colour),
         _answers("accepted", events[accepted], {"color": colour, "size": 7}),
         _answers("refused", events[~accepted], {"color": style.SIGNAL, "size": 10, "symbol": "cross"}),
     ]
-    numbered, names = sorted(int(client) for client in run.clients["client"]), named.called(run)
+    numbered, names = sorted(int(client) for client in run.clients["client"]), named.names_of(run)
     places = row_names(names.get(client, str(client)) for client in numbered) | {"tickvals": numbered}
     layout = style.layout(
         "seconds since the start",
@@ -223,7 +224,7 @@ def _worked(method: Method, run: Run) -> Panel:
     return Panel(method.label, [trace | {"meta": method.label} for trace in traces if trace["x"]], layout, table=told)
 
 
-def _work(events: pd.DataFrame, colour: str) -> Trace:
+def _lines_at_work(events: pd.DataFrame, colour: str) -> Trace:
     """All pieces in one trace; a hole after each keeps them apart."""
     across: list[float | None] = []
     rows: list[float | None] = []

@@ -54,12 +54,8 @@ def _times(comparison: Comparison, target: Target) -> str:
 
 
 def _best_first(comparison: Comparison, metric: Metric) -> list[Method]:
-    finite = [method for method in comparison.methods if math.isfinite(_mean(method, metric))]
-    return sorted(finite, key=lambda method: _mean(method, metric), reverse=metric.higher_is_better)
-
-
-def _mean(method: Method, metric: Metric) -> float:
-    return over_seeds(method.finals(metric.key)).mean
+    finite = [method for method in comparison.methods if math.isfinite(method.mean(metric.key))]
+    return sorted(finite, key=lambda method: method.mean(metric.key), reverse=metric.higher_is_better)
 
 
 def _compared(scored: list[Method], metric: Metric) -> str:
@@ -85,7 +81,7 @@ def _compared(scored: list[Method], metric: Metric) -> str:
 
 
 def _lone(method: Method, comparison: Comparison) -> str:
-    parts = [f"{metric.heading} {metric.write(_mean(method, metric))}" for metric in metrics.columns(comparison)]
+    parts = [f"{metric.heading} {metric.write(method.mean(metric.key))}" for metric in metrics.columns(comparison)]
     run = method.runs[0]
     return (
         f"{method.label} ends at {_listed(parts)}, after {run.total('uploads'):,.0f} uploads and "
@@ -114,7 +110,7 @@ def _counted(counts: list[float]) -> str:
 
 
 def _range(methods: list[Method], metric: Metric) -> str:
-    shown = [metric.write_short(value) for value in sorted(_mean(method, metric) for method in methods)]
+    shown = [metric.write_short(value) for value in sorted(method.mean(metric.key) for method in methods)]
     return shown[0] if shown[0] == shown[-1] else f"{shown[0]} to {shown[-1]}"
 
 

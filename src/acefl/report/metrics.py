@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from acefl.core.metrics import HELD_OUT, LARGER, Better, base, direction
+from acefl.report.statistics import same_seed
 
 if TYPE_CHECKING:
     from acefl.report.recorded import Comparison
@@ -19,11 +20,16 @@ class Metric:
 
     key: str  # its name in metrics.jsonl and summary.json
     heading: str  # above a column of a table
-    axis: str  # beside an axis of a figure
     meaning: str  # for somebody who has not read the paper
     verbs: tuple[str, str]  # what one method, or several, do in a headline; {} is the number
     higher_is_better: bool = False
     log: bool = False  # spans orders of magnitude, so shown on a log scale
+    on_axis: str = ""  # in place of the heading, beside an axis of a figure
+
+    @property
+    def axis(self) -> str:
+        """What stands beside an axis of a figure."""
+        return self.on_axis or self.heading
 
     def write(self, mean: float, std: float = math.nan, digits: int = 3) -> str:
         """The number with as many digits as a table of it needs, and its spread, where known, to the same place."""
@@ -48,9 +54,13 @@ class Metric:
         sign = -1.0 if self.higher_is_better else 1.0
         return [math.inf if math.isnan(value) else sign * value for value in known]
 
+    def scores_by_seed(self, found: Mapping[str, Mapping[int, float]]) -> dict[str, list[float]]:
+        """`scores` of every method, on the seeds that all of them have."""
+        rows = same_seed(*found.values())
+        return {method: self.scores(row[place] for row in rows) for place, method in enumerate(found)}
+
 
 ACCURACY = Metric(
-    "accuracy",
     "accuracy",
     "accuracy",
     "share of the task's test data that the model gets right",
@@ -61,14 +71,12 @@ _NOT_TRAINED_ON = "on data it does not train on (its own test data, or the test 
 HELDOUT_SLOW_ACCURACY = Metric(
     "heldout_slow_accuracy",
     "slow-fifth held-out accuracy",
-    "slow-fifth held-out accuracy",
     f"mean accuracy of the slowest fifth of clients, each {_NOT_TRAINED_ON}",
     ("serves the slowest fifth of clients at {} accuracy", "serve the slowest fifth of clients at {} accuracy"),
     higher_is_better=True,
 )
 HELDOUT_FAST_ACCURACY = Metric(
     "heldout_fast_accuracy",
-    "fast-fifth held-out accuracy",
     "fast-fifth held-out accuracy",
     f"mean accuracy of the fastest fifth of clients, each {_NOT_TRAINED_ON}",
     ("serves the fastest fifth of clients at {} accuracy", "serve the fastest fifth of clients at {} accuracy"),
@@ -77,13 +85,11 @@ HELDOUT_FAST_ACCURACY = Metric(
 HELDOUT_CLIENT_LOSS = Metric(
     "heldout_client_loss",
     "client-average held-out loss",
-    "client-average held-out loss",
     f"mean over clients of each one's loss {_NOT_TRAINED_ON}, every client counting the same",
     ("ends at a client-average held-out loss of {}", "end at a client-average held-out loss of {}"),
 )
 SLOW_ACCURACY = Metric(
     "slow_accuracy",
-    "slow-fifth training accuracy",
     "slow-fifth training accuracy",
     "mean accuracy of the slowest fifth of clients, each on the data it trains on",
     ("fits the slowest fifth of clients at {} training accuracy", "fit the slowest fifth at {} training accuracy"),
@@ -92,7 +98,6 @@ SLOW_ACCURACY = Metric(
 FAST_ACCURACY = Metric(
     "fast_accuracy",
     "fast-fifth training accuracy",
-    "fast-fifth training accuracy",
     "mean accuracy of the fastest fifth of clients, each on the data it trains on",
     ("fits the fastest fifth of clients at {} training accuracy", "fit the fastest fifth at {} training accuracy"),
     higher_is_better=True,
@@ -100,12 +105,10 @@ FAST_ACCURACY = Metric(
 CLIENT_LOSS = Metric(
     "client_loss",
     "client-average loss",
-    "client-average loss",
     "mean over clients of each one's loss on the data it trains on, every client counting the same",
     ("ends at a client-average loss of {}", "end at a client-average loss of {}"),
 )
 LOSS = Metric(
-    "loss",
     "loss",
     "loss",
     "the task's loss",
@@ -114,18 +117,18 @@ LOSS = Metric(
 GAP = Metric(
     "gap",
     "optimality gap",
-    "optimality gap F(w) − F(w*)",
     "how far the objective is above its minimum, known exactly for this task",
     ("ends at an optimality gap of {}", "end at an optimality gap of {}"),
     log=True,
+    on_axis="optimality gap F(w) − F(w*)",
 )
 GRAD_NORM = Metric(
     "grad_norm",
     "gradient norm",
-    "norm of the true gradient",
     "norm of the exact gradient, known for this task",
     ("ends at a gradient norm of {}", "end at a gradient norm of {}"),
     log=True,
+    on_axis="norm of the true gradient",
 )
 
 _COLUMNS = (HELDOUT_SLOW_ACCURACY, ACCURACY, CLIENT_LOSS, SLOW_ACCURACY, GAP, GRAD_NORM)
@@ -144,11 +147,7 @@ EVERY = (
     GRAD_NORM,
 )
 _BY_IMPORTANCE = (HELDOUT_SLOW_ACCURACY, SLOW_ACCURACY, ACCURACY, GAP, CLIENT_LOSS, GRAD_NORM, LOSS)
-
-
-_HELD_OUT = {"client_loss": HELDOUT_CLIENT_LOSS, "slow_accuracy": HELDOUT_SLOW_ACCURACY}
-
-
+_HELD_OUT = {"client_loss": "heldout_client_loss", "slow_accuracy": "heldout_slow_accuracy"}
 _WORDS = {  # of whom a score is: in a heading, and in a sentence
     "": ("", "{} of the task's test data"),
     "client_": ("client-average ", "mean over clients of each one's {}, every client counting the same"),
@@ -173,7 +172,7 @@ def _described(key: str, better: Better) -> Metric:
     heading = f"{before}{data}{name}"
     verbs = (f"ends at {heading} {{}}", f"end at {heading} {{}}")
     larger = direction(key, better) == LARGER
-    return Metric(key, heading, heading, meaning.format(name) + on, verbs, higher_is_better=larger)
+    return Metric(key, heading, meaning.format(name) + on, verbs, higher_is_better=larger)
 
 
 def time_to_target(words: str) -> Metric:
@@ -182,7 +181,7 @@ def time_to_target(words: str) -> Metric:
     meaning = (
         f"when an evaluation first had {words}, the mean over the seeds that got there; nothing between is guessed"
     )
-    return Metric(TIME_TO_TARGET, heading, heading, meaning, ("reaches it after {}", "reach it after {}"))
+    return Metric(TIME_TO_TARGET, heading, meaning, ("reaches it after {}", "reach it after {}"))
 
 
 def known(recorded: Container[str], better: Better) -> list[Metric]:
@@ -198,8 +197,7 @@ def _of_own(name: str) -> tuple[str, ...]:
 
 def held_out(key: str) -> str | None:
     """The name of the same metric on data that nobody trained on, None where there is none."""
-    found = _HELD_OUT.get(key)
-    return None if found is None else found.key
+    return _HELD_OUT.get(key)
 
 
 def measured(comparison: Comparison, among: tuple[Metric, ...]) -> list[Metric]:
@@ -209,9 +207,8 @@ def measured(comparison: Comparison, among: tuple[Metric, ...]) -> list[Metric]:
 
 def columns(comparison: Comparison) -> list[Metric]:
     """What the results table shows of this task; what the comparison goes by is there in any case."""
-    shown = measured(comparison, _COLUMNS) + _own(comparison, slow=True) or measured(comparison, _LOSSES)
-    chosen = _chosen(comparison)
-    return shown if chosen is None or chosen in shown else [chosen, *shown]
+    shown = measured(comparison, _COLUMNS) + _own(comparison, slow=True)
+    return _with_chosen(comparison, shown or measured(comparison, _LOSSES))
 
 
 def _own(comparison: Comparison, *, slow: bool) -> list[Metric]:
@@ -227,6 +224,11 @@ def _chosen(comparison: Comparison) -> Metric | None:
     return by_key(by, comparison.better) if by and comparison.measures(by) else None
 
 
+def _with_chosen(comparison: Comparison, shown: list[Metric]) -> list[Metric]:
+    chosen = _chosen(comparison)
+    return shown if chosen is None or chosen in shown else [chosen, *shown]
+
+
 def curves(comparison: Comparison) -> list[Metric]:
     """What is drawn against steps, arrivals and time; the losses only where the task has nothing better.
 
@@ -234,9 +236,7 @@ def curves(comparison: Comparison) -> list[Metric]:
     """
     older = (SLOW_ACCURACY,) if not comparison.measures(HELDOUT_SLOW_ACCURACY.key) else ()
     shown = measured(comparison, (*_CURVES[:2], *older, *_CURVES[2:])) + _own(comparison, slow=False)
-    shown = shown or measured(comparison, _LOSSES)
-    chosen = _chosen(comparison)
-    return shown if chosen is None or chosen in shown else [chosen, *shown]
+    return _with_chosen(comparison, shown or measured(comparison, _LOSSES))
 
 
 def primary(comparison: Comparison) -> Metric | None:

@@ -21,7 +21,7 @@ def shortened(name: str) -> str:
     return name if len(name) <= _LONGEST else name[: _LONGEST - 1].rstrip() + "…"
 
 
-def called(run: Run) -> dict[int, str]:
+def names_of(run: Run) -> dict[int, str]:
     """Every client's name, as it is written; empty where clients have numbers alone."""
     if "name" not in run.clients:
         return {}
@@ -31,7 +31,7 @@ def called(run: Run) -> dict[int, str]:
 
 def along_speed(comparison: Comparison) -> dict[str, Any]:
     """Ticks of an axis of clients from fast to slow: their names, where these are few and the same in all runs."""
-    orders = {tuple(called(run).values()) for run in comparison.runs}
+    orders = {tuple(names_of(run).values()) for run in comparison.runs}
     if len(orders) != 1 or not 0 < len(order := next(iter(orders))) <= _MOST_TICKS:
         return {}
     return row_names(order) | {"tickvals": list(range(1, len(order) + 1))}
@@ -60,7 +60,7 @@ def each_client(comparison: Comparison) -> Figure | None:
     ]
     rows = row_names(shortened(str(name)) for name in order)
     layout = style.layout(
-        score.replace("heldout_", "held-out ") if score.startswith("heldout") else f"{score} on training data",
+        score_words(score),
         "",
         height=90 + 26 * len(order),
         yaxis=rows | {"range": [-0.6, len(order) - 0.4]},
@@ -79,6 +79,11 @@ def _score(comparison: Comparison) -> str | None:
     known = set.intersection(*columns)
     order = ("heldout_accuracy", "heldout_loss", "accuracy", "loss")
     return next((name for name in order if name in known), None) if "name" in known else None
+
+
+def score_words(score: str) -> str:
+    """A column of clients' scores, beside an axis."""
+    return score.replace("heldout_", "held-out ") if score.startswith("heldout_") else f"{score} on training data"
 
 
 def _means(method: Method, score: str) -> pd.Series[float]:

@@ -96,6 +96,10 @@ class Method:
         """The metric at the end of each run, in the order of the seeds."""
         return [run.final(metric) for run in self.runs]
 
+    def mean(self, metric: str) -> float:
+        """The mean of these. A NaN stays one: without the seeds that diverged it would flatter the method."""
+        return float(np.mean(self.finals(metric)))
+
     @property
     def diverged(self) -> int:
         return sum(run.diverged for run in self.runs)
@@ -183,12 +187,17 @@ def _comparison(directory: Path) -> Comparison:
     labels = [method.label for method in methods]
     if len(set(labels)) < len(labels):
         raise InvalidInput(f"{path}: two methods have the same label")
+    return _of(methods, data, path)
+
+
+def _of(methods: list[Method], data: dict[str, Any], path: Path) -> Comparison:
+    """These methods, with what a file says of how they were compared."""
     return Comparison(
-        directory=directory,
+        directory=path.parent,
         title=str(data.get("title") or "Comparison of asynchronous methods"),
         task=data["task"],
         scenario=data["scenario"],
-        stop=data["stop"],
+        stop=_settings(data, "stop", path),
         seeds=list(data["seeds"]),
         methods=methods,
         command=str(data.get("command") or ""),
@@ -216,29 +225,14 @@ def _method(directory: Path, path: Path, entry: Any) -> Method:
 
 
 def _lone_run(directory: Path) -> Comparison:
-    run = _run(directory)
-    label = str(run.config.get("label") or run.config["method"])
-    return Comparison(
-        directory=directory,
-        title=str(run.config.get("title") or f"{label} on {run.config['task'].get('name', 'its task')}"),
-        task=run.config["task"],
-        scenario=run.config["scenario"],
-        stop=_settings(run.config, "stop", directory / "config.json"),
-        seeds=[run.seed],
-        methods=[
-            Method(
-                label=label,
-                method=str(run.config["method"]),
-                rule=_settings(run.config, "rule", directory / "config.json"),
-                lr=_number(run.config.get("lr")),
-                tuning=[],
-                runs=[run],
-            )
-        ],
-        command=str(run.config.get("command") or ""),
-        machine=_settings(run.config, "machine", directory / "config.json"),
-        wall_seconds=run.total("wall_seconds"),
-    )
+    run, path = _run(directory), directory / "config.json"
+    config = run.config
+    label = str(config.get("label") or config["method"])
+    rule, lr = _settings(config, "rule", path), _number(config.get("lr"))
+    alone = Method(label, str(config["method"]), rule, lr, tuning=[], runs=[run])
+    title = config.get("title") or f"{label} on {config['task'].get('name', 'its task')}"
+    own = {"title": title, "seeds": [run.seed], "wall_seconds": run.total("wall_seconds")}
+    return _of([alone], {**config, **own}, path)
 
 
 def _run(directory: Path) -> Run:

@@ -6,14 +6,14 @@ import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from acefl.core.errors import require
 from acefl.core.files import read_json
-from acefl.report.metrics import TIME_TO_TARGET, Metric, by_key, held_out
+from acefl.report.metrics import TIME_TO_TARGET, Metric, by_key, held_out, time_to_target
 from acefl.report.statistics import half_width, leaders, why_bold
 
 TUNED_BY: Mapping[str, str] = {"digits": "client_loss", "quadratic": "gap"}  # the objective of each task
@@ -21,6 +21,7 @@ ALSO: Mapping[str, tuple[str, ...]] = {"digits": ("slow_accuracy", "accuracy")} 
 ALSO_OF_OTHERS = ("heldout_slow_loss", "heldout_worst_loss", "heldout_slow_accuracy")  # of tasks that are not in ALSO
 NOT_FOR_CITING = "quick: too short to mean anything, not for citing"
 RECORDED = "leaderboard.json"  # the board this release was measured by, within the package
+_LOG_TIME = replace(time_to_target("the target"), log=True)
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,9 @@ class Timing:
 
     def written(self, bold: str = "") -> str:
         """A cell as text."""
-        count = f" ({self.reached} of {self.seeds} seeds)" if self.reached < self.seeds else ""
-        text = (
-            f"{self.median:,.3g}{count}" if math.isfinite(self.median) else f"not reached{count * bool(self.reached)}"
-        )
+        text = f"{self.median:,.3g}" if math.isfinite(self.median) else "not reached"
+        if 0 < self.reached < self.seeds:
+            text += f" ({self.reached} of {self.seeds} seeds)"
         return f"{bold}{text}{bold}" if self.leads else text
 
 
@@ -112,11 +112,7 @@ class Board:
         """
         found = {name: row for name in self.methods if (row := self.cell(task, scenario, name)) is not None}
         if key == TIME_TO_TARGET:
-            times = {name: row["reached"]["time"] for name, row in found.items() if "reached" in row}
-            return {
-                name: [math.inf if one is None else math.log(max(one, 1e-300)) for one in own]
-                for name, own in times.items()
-            }
+            return {name: _LOG_TIME.scores(row["reached"]["time"]) for name, row in found.items() if "reached" in row}
         metric = by_key(key)
         return {name: metric.scores(row["finals"][key]) for name, row in found.items() if key in row["finals"]}
 
@@ -213,13 +209,11 @@ def written(standing: Standing | None, metric: Metric, bold: str = "") -> str:
         return ""
     if not math.isfinite(standing.mean):
         return "diverged"
-    text = (
-        f"{metric.write_short(standing.mean)} ×÷ {standing.half:.1f}"
-        if metric.log
-        else (metric.write(standing.mean, standing.half, digits=3))
-    )
-    idle = sum(steps == 0 for steps in standing.row.get("steps", ()))
-    text += f" ({idle} without a step)" * bool(idle)
+    text = metric.write(standing.mean, standing.half)
+    if metric.log:
+        text = f"{metric.write_short(standing.mean)} ×÷ {standing.half:.1f}"
+    if idle := sum(steps == 0 for steps in standing.row.get("steps", ())):
+        text += f" ({idle} without a step)"
     return f"{bold}{text}{bold}" if standing.leads else text
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from acefl.report.recorded import Method
+if TYPE_CHECKING:
+    from acefl.report.recorded import Method
 
 NEUTRAL = "#7d8590"
 SIGNAL = "#d1483c"
@@ -48,24 +49,29 @@ def look(method: str) -> Look:
     return _OF_METHOD.get(method, Look(NEUTRAL, "dot"))
 
 
-def looks(methods: list[Method]) -> dict[str, Look]:
+def looks(methods: Iterable[Method]) -> dict[str, Look]:
     """Label to look. A known method has its own colour in every report; variants of it take what is left."""
-    chosen: dict[str, Look] = {}
-    for method in methods:
-        own = _OF_METHOD.get(method.method)
-        if own is not None and own not in chosen.values():
-            chosen[method.label] = own
-    taken = {look.colour for look in chosen.values()}
-    spare = [colour for colour in (*_SPARE, *(own.colour for own in _OF_METHOD.values())) if colour not in taken]
-    others = [method.label for method in methods if method.label not in chosen]
-    for place, label in enumerate(others):
-        chosen[label] = Look(spare[place % len(spare)], DASHES[place % len(DASHES)])
-    return chosen
+    return _looks({method.label: method.method for method in methods})
 
 
 def looks_of(labels: Iterable[str]) -> dict[str, Look]:
     """The same where only labels were recorded: `FedBuff(buffer=4)` is a FedBuff."""
-    return looks([Method(label, label.partition("(")[0], {}, math.nan, [], []) for label in labels])
+    return _looks({label: label.partition("(")[0] for label in labels})
+
+
+def _looks(names: dict[str, str]) -> dict[str, Look]:
+    """names: the method's name by label."""
+    chosen: dict[str, Look] = {}
+    for label, name in names.items():
+        own = _OF_METHOD.get(name)
+        if own is not None and own not in chosen.values():
+            chosen[label] = own
+    taken = {look.colour for look in chosen.values()}
+    spare = [colour for colour in (*_SPARE, *(own.colour for own in _OF_METHOD.values())) if colour not in taken]
+    others = [label for label in names if label not in chosen]
+    for place, label in enumerate(others):
+        chosen[label] = Look(spare[place % len(spare)], DASHES[place % len(DASHES)])
+    return chosen
 
 
 def log_ticks(low: float, high: float) -> dict[str, Any]:
@@ -96,13 +102,7 @@ def span(values: Iterable[float], least: float) -> list[float] | None:
 
 def layout(x_title: str, y_title: str, height: int = 340, **changes: Any) -> dict[str, Any]:
     """What all panels share. `xaxis` and `yaxis` in `changes` are merged, everything else replaces."""
-    shared: dict[str, Any] = {
-        "height": height,
-        "showlegend": False,
-        "together": False,  # whether a pointer shows all curves at its place, or the nearest point
-    }
-    for axis, title in (("xaxis", x_title), ("yaxis", y_title)):
-        shared[axis] = {"title": title}
-    for key, value in changes.items():
-        shared[key] = shared[key] | value if key in ("xaxis", "yaxis") else value
-    return shared
+    axes = {"xaxis": {"title": x_title}, "yaxis": {"title": y_title}}
+    merged = {axis: titled | changes.pop(axis, {}) for axis, titled in axes.items()}
+    together = False  # whether a pointer shows all curves at its place, or the nearest point
+    return {"height": height, "showlegend": False, "together": together, **merged, **changes}

@@ -17,12 +17,12 @@ from acefl.report import comparison, metrics, page, style
 from acefl.report.drawing import VIRIDIS, Figure, Panel, heatmap, line, numbers
 from acefl.report.metrics import Metric
 from acefl.report.page import Cell, Table
-from acefl.report.statistics import leaders, same_seed, why_bold
+from acefl.report.statistics import leaders, why_bold
 from acefl.runs.record import settings_name
 
 Row = dict[str, Any]  # of a table: the varied settings, and "mean" and "std" of a metric over seeds
 _SEED = "seed"
-_SETTING = ("task.", "scenario.", "stop.")  # other data, clients or budgets: a better score there is no better method
+_CONDITIONS = ("task.", "scenario.", "stop.")  # under other data, clients or budgets a better score is no better method
 
 
 def results(directory: Path) -> pd.DataFrame:
@@ -90,15 +90,13 @@ def grouped(table: pd.DataFrame, by: list[str], metric: Metric) -> list[Row]:
 def leading(table: pd.DataFrame, varied: list[str], metric: Metric) -> set[tuple[Any, ...]]:
     """The combinations of varied settings that lead, each among those of the same task, scenario and budget."""
     found: set[tuple[Any, ...]] = set()
-    for _, part in _parts(table, _around(varied)):
+    for _, part in _parts(table, _conditions(varied)):
+        keys = {str(key): key for key, _ in _parts(part, varied)}
         by_seed = {
-            key: dict(zip(own.get(_SEED, range(len(own))), own[metric.key].where(~_lost(own)), strict=True))
+            str(key): dict(zip(own.get(_SEED, range(len(own))), own[metric.key].where(~_lost(own)), strict=True))
             for key, own in _parts(part, varied)
         }
-        names = {str(key): key for key in by_seed}
-        rows = same_seed(*by_seed.values())
-        scores = {name: metric.scores(row[place] for row in rows) for place, name in enumerate(names)}
-        found |= {names[name] for name in leaders(scores)}
+        found |= {keys[name] for name in leaders(metric.scores_by_seed(by_seed))}
     return found
 
 
@@ -106,8 +104,9 @@ def _parts(table: pd.DataFrame, by: list[str]) -> list[tuple[tuple[Any, ...], pd
     return [(key, part) for key, part in table.groupby(by, sort=False)] if by else [((), table)]
 
 
-def _around(varied: list[str]) -> list[str]:
-    return [axis for axis in varied if axis == "task" or axis.startswith(_SETTING)]
+def _conditions(varied: list[str]) -> list[str]:
+    """What varied of task, scenario and budget: methods compare under the same alone."""
+    return [axis for axis in varied if axis == "task" or axis.startswith(_CONDITIONS)]
 
 
 def _lost(part: pd.DataFrame) -> pd.Series:
@@ -131,25 +130,25 @@ def _written(row: Row, metric: Metric) -> str:
 def _sentences(table: pd.DataFrame, varied: list[str], metric: Metric) -> list[str]:
     """Best means are named where all cells share task, scenario and budget; else they do not compare."""
     done = f"{len(table)} cells are done."
-    if _around(varied):
-        return [f"Compare within the same {_listed(_around(varied))}: across them, scores mean different things.", done]
-    rows = grouped(table, varied, metric)
-    best = rows[_best(rows, metric)]
+    if conditions := _conditions(varied):
+        return [f"Compare within the same {_listed(conditions)}: across them, scores mean different things.", done]
+    best = _best(grouped(table, varied, metric), metric)
     where = ", ".join(f"{_word(axis)} {best[axis]}" for axis in varied)
     return [f"Best mean {metric.heading}: {_written(best, metric)}" + (f", at {where}." if where else "."), done]
 
 
-def _best(rows: list[Row], metric: Metric) -> int:
-    """The place of the best mean; a combination that diverged is never it, unless all did."""
+def _best(rows: list[Row], metric: Metric) -> Row:
+    """The one with the best mean; a combination that diverged is never it, unless all did."""
     sign = -1.0 if metric.higher_is_better else 1.0
-    return min(range(len(rows)), key=lambda i: (math.isnan(rows[i]["mean"]), sign * rows[i]["mean"]))
+    return min(rows, key=lambda row: (math.isnan(row["mean"]), sign * row["mean"]))
 
 
 def _why_bold(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> str:
     seeds = int(table[_SEED].nunique()) if _SEED in table else 1
-    compared = max(len(_parts(part, varied)) for _, part in _parts(table, _around(varied)))
+    conditions = _conditions(varied)
+    compared = max(len(_parts(part, varied)) for _, part in _parts(table, conditions))
     why = why_bold(compared, seeds, any(leading(table, varied, metric) for metric in shown), of="combination")
-    within = f" Compared within the same {_listed(_around(varied))}." if _around(varied) and compared > 1 else ""
+    within = f" Compared within the same {_listed(conditions)}." if conditions and compared > 1 else ""
     return f"{why}{within}"
 
 
@@ -175,10 +174,10 @@ def _heat_maps(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> l
     numeric = [axis for axis in varied if pd.api.types.is_numeric_dtype(table[axis])]
     for metric, (across, up) in itertools.product(shown, itertools.combinations(numeric, 2)):
         others = [axis for axis in varied if axis not in (across, up)]
-        groups = table.groupby(others, sort=False) if others else [("", table)]
         means = _heights([row["mean"] for row in grouped(table, varied, metric)], metric)
         ends = min(means, default=0.0), max(means, default=1.0)
-        panels = [_heat_map(part, across, up, metric, _group_name(others, name), ends) for name, part in groups]
+        parts = _parts(table, others)
+        panels = [_heat_map(part, across, up, metric, _group_name(others, key), ends) for key, part in parts]
         title = f"{metric.heading} over {_word(across)} and {_word(up)}"
         better = "larger" if metric.higher_is_better else "smaller"
         caption = f"Mean over seeds; one colour scale for all maps. A {better} {metric.heading} is better and brighter"
@@ -207,7 +206,7 @@ def _curves(table: pd.DataFrame, varied: list[str], shown: list[Metric]) -> list
     figures = []
     for axis in (axis for axis in varied if pd.api.types.is_numeric_dtype(table[axis])):
         panels = []
-        others = [other for other in _around(varied) if other != axis]
+        others = [other for other in _conditions(varied) if other != axis]
         series = [other for other in varied if other not in (axis, *others)]
         looks = _looks_along(table, series)
         for metric, (key, alike) in itertools.product(shown, _parts(table, others)):
@@ -261,9 +260,8 @@ def _slug(name: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in name)
 
 
-def _group_name(axes: list[str], values: Any) -> str:
+def _group_name(axes: list[str], values: tuple[Any, ...]) -> str:
     """The settings a panel holds fixed: `ACE, spread 10`; a method needs no word before it."""
-    own = values if isinstance(values, tuple) else (values,)
     return ", ".join(
-        f"{value}" if axis == "method" else f"{_word(axis)} {value}" for axis, value in zip(axes, own, strict=False)
+        f"{value}" if axis == "method" else f"{_word(axis)} {value}" for axis, value in zip(axes, values, strict=True)
     )

@@ -89,10 +89,9 @@ def table_of(comparison: Comparison) -> pd.DataFrame:
 
 def times_to(comparison: Comparison, target: Target) -> Scores:
     """When every method reached the target, on the seeds that all of them have; infinity where it did not."""
-    runs = {method.label: {run.seed: run for run in method.runs} for method in comparison.methods}
-    seeds = [seed for seed in comparison.seeds if all(seed in own for own in runs.values())]
     metric = metrics.time_to_target(target.words(comparison.better))
-    return {name: metric.scores(own[seed].time_to(target) for seed in seeds) for name, own in runs.items()}
+    times = {method.label: {run.seed: run.time_to(target) for run in method.runs} for method in comparison.methods}
+    return metric.scores_by_seed(times)
 
 
 def readable(table: pd.DataFrame) -> pd.DataFrame:
@@ -119,12 +118,9 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
 
 def scores_of(methods: Sequence[Method], metric: Metric) -> tuple[Scores, Scores]:
     """The scores of every method at the end and at the start, on the seeds that all of them have."""
-    runs = [{run.seed: run for run in method.runs} for method in methods]
-    seeds = [seed for seed in runs[0] if all(seed in own for own in runs)]
-    labelled = list(zip([method.label for method in methods], runs, strict=True))
-    finals = {name: metric.scores(own[seed].final(metric.key) for seed in seeds) for name, own in labelled}
-    starts = {name: metric.scores(own[seed].start(metric.key) for seed in seeds) for name, own in labelled}
-    return finals, starts
+    finals = {method.label: {run.seed: run.final(metric.key) for run in method.runs} for method in methods}
+    starts = {method.label: {run.seed: run.start(metric.key) for run in method.runs} for method in methods}
+    return metric.scores_by_seed(finals), metric.scores_by_seed(starts)
 
 
 def bold(table: pd.DataFrame) -> pd.DataFrame:

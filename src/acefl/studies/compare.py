@@ -39,6 +39,7 @@ from acefl.studies.spec import (
     PAPER_METHODS,
     TUNING_SEED,
     RunSpec,
+    check_seeds,
 )
 from acefl.studies.unfinished import resumable_directory
 from acefl.tasks.base import client_names
@@ -101,9 +102,7 @@ def compare(
             with which everything runs in this process alone.
     """
     require(bool(methods), "methods is empty; allowed: at least one")
-    require(bool(seeds), "seeds is empty; allowed: at least one")
-    require(TUNING_SEED not in seeds, f"seed {TUNING_SEED} is kept for tuning; use another")
-    require(len(set(seeds)) == len(seeds), f"seeds are {list(seeds)}; allowed: each once")
+    check_seeds(seeds)
     require(evaluations >= 1, f"evaluations is {evaluations}; allowed: at least 1")
     names = [label(rule) for rule in methods]
     for name in names:
@@ -139,15 +138,8 @@ def compare(
         "evaluations": evaluations,
         "probe": probe,
     }
-    plan = RunSpec(
-        *(task, methods[0], math.nan, scenario, stop, TUNING_SEED, evaluations),
-        watch=True,
-        probe=probe,
-        optimizer=optimizer,
-        schedule=schedule,
-        by=objective,
-        logger=logger,
-    )
+    plan = RunSpec(task, methods[0], math.nan, scenario, stop, TUNING_SEED, evaluations, watch=True, probe=probe)
+    plan = dataclasses.replace(plan, optimizer=optimizer, schedule=schedule, by=objective, logger=logger)
     contenders = [_contender(dataclasses.replace(plan, rule=rule), rates[label(rule)], lr_centre) for rule in methods]
     if progress is True:
         tuned = sum(rate is None for rate in rates.values())
@@ -192,9 +184,9 @@ def rates_of(methods: Sequence[Method], lr: float | Mapping[str, float] | None) 
 
 
 def _contender(plan: RunSpec, rate: float | None, centre: float) -> _Contender:
-    return (
-        _Contender(plan, LearningRateSearch(centre)) if rate is None else _Contender(dataclasses.replace(plan, lr=rate))
-    )
+    if rate is None:
+        return _Contender(plan, LearningRateSearch(centre))
+    return _Contender(dataclasses.replace(plan, lr=rate))
 
 
 def _has_results(folder: Path) -> bool:
@@ -225,25 +217,17 @@ class _Contender:
         assert self.plan.by is not None
         return self.plan.by
 
-    def next_jobs(self, seeds: Sequence[int], folder: Path | None) -> list[Job]:
+    def next_jobs(self, seeds: Sequence[int], folder: Path) -> list[Job]:
         """Rates to try or, once the best is known, the reported runs; nothing while others are still out."""
         if self.search is not None:
             trial = self.plan.as_trial(evaluations=4)
             rates = self.search.ask()
             if rates or not self.search.done:
-                return [
-                    Job(
-                        RunSpec.score,
-                        dataclasses.replace(trial, lr=rate),
-                        (self, rate),
-                        f"{self.name}: tried lr {rate:.3g}",
-                    )
-                    for rate in rates
-                ]
+                trials = {rate: dataclasses.replace(trial, lr=rate) for rate in rates}
+                tried = f"{self.name}: tried lr"
+                return [Job(RunSpec.score, spec, (self, rate), f"{tried} {rate:.3g}") for rate, spec in trials.items()]
             self.objective.check_found(self.name, self.search.scores.values())
             self.plan = dataclasses.replace(self.plan, lr=self.search.best)
-        if folder is None:
-            return []
         runs = {
             seed: dataclasses.replace(self.plan, seed=seed, out=folder / run_name(self.name, seed)) for seed in seeds
         }
@@ -265,7 +249,7 @@ class _Contender:
 def _run(
     contenders: Sequence[_Contender],
     seeds: Sequence[int],
-    folder: Path | None,
+    folder: Path,
     ledger: Ledger,
     began: float,
     workers: int | None,
@@ -329,17 +313,14 @@ def search_rate(
     *,
     scenario: Scenario = DEFAULT_SCENARIO,
     stop: Stop = DEFAULT_STOP,
-    lr_centre: float = 0.25,
-    by: str | None = None,
     workers: int | None = None,
-    progress: Progress | None = None,
 ) -> LearningRateSearch:
     """The learning-rate search of `compare` for one method: its best rate and every rate tried."""
     task = built_once(task)
     built = build_task(task, TUNING_SEED)
     scenario.check(built.clients)
-    search = LearningRateSearch(lr_centre)
-    plan = RunSpec(task, rule, math.nan, scenario, stop, TUNING_SEED, by=Objective.of(built, by, stop))
+    search = LearningRateSearch()
+    plan = RunSpec(task, rule, math.nan, scenario, stop, TUNING_SEED, by=Objective.of(built, None, stop))
     ledger = Ledger(None, {}, keys=("method", "seed", "lr"), what="search")
-    _run([_Contender(plan, search)], (), None, ledger, 0.0, workers, progress)
+    _run([_Contender(plan, search)], (), Path(), ledger, 0.0, workers, None)
     return search

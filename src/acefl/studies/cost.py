@@ -5,14 +5,13 @@ The timing is a run of its own that is thrown away: it changes no result.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from acefl.probes import Participation
-from acefl.runs.simulate import simulation
 from acefl.runs.training import never
 from acefl.studies.pools import how_many, single_threaded
 from acefl.studies.spec import RunSpec
@@ -43,9 +42,8 @@ def of_search(plan: RunSpec, budget: float, workers: int | None) -> str:
 
 def of_sweep(specs: Sequence[RunSpec], workers: int | None) -> str:
     """specs: the cells that are still to be run."""
-    ends = [specs[0], specs[-1]] if len(specs) > 1 else specs
     looks = len(specs) * (specs[0].evaluations + 1)
-    return _sentence(_count(len(specs), "run"), _timed(ends), len(specs), looks, specs[0], workers)
+    return _sentence(_count(len(specs), "run"), _timed(specs), len(specs), looks, specs[0], workers)
 
 
 def say(sentence: str) -> None:
@@ -86,18 +84,7 @@ def _time(spec: RunSpec, limit: float) -> tuple[float, float]:
 
 def _arrivals(spec: RunSpec, task: Task, *, limit: float = math.inf, share: float = 1.0) -> tuple[float, float]:
     """Arrivals for so many seconds, this share of the budget at most: the seconds they took, and their share."""
-    training = simulation(
-        task,
-        spec.rule,
-        lr=1e-9,
-        scenario=spec.scenario,
-        stop=spec.stop,
-        seed=spec.seed,
-        evaluations=1,
-        observers=[Participation()] if spec.watch else (),
-        optimizer=spec.optimizer,
-        schedule=spec.schedule,
-    )
+    training = dataclasses.replace(spec, lr=1e-9, evaluations=1, probe=None).training(task)
     steps = training.advance(never)
     _, first = next(steps)  # after the evaluation at the start
     began = now = time.perf_counter()

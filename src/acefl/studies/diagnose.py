@@ -25,7 +25,7 @@ from acefl.studies import amplification, convergence
 from acefl.studies.compare import compare
 from acefl.studies.jobs import Job, open_jobs
 from acefl.studies.results import Diagnosis
-from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, PAPER_METHODS, RunSpec
+from acefl.studies.spec import DEFAULT_SCENARIO, DEFAULT_STOP, DEFAULT_TASK, PAPER_METHODS, RunSpec, check_seeds
 from acefl.tasks.sources import TaskSource
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def diagnose(
     for part in parts:
         one_of("part", part, PARTS)
     require(bool(parts), f"parts is empty; allowed: any of {', '.join(PARTS)}")
+    check_seeds(seeds)
     task = task or (_QUICK_TASK if quick else DEFAULT_TASK)
     stop = stop or (_QUICK_STOP if quick else DEFAULT_STOP)
     began = time.perf_counter()

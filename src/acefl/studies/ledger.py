@@ -24,16 +24,14 @@ class Ledger:
         self._lines = None if path is None else JsonLines(path)
         self._keys = keys
         self.rows: list[Row] = []
-        if path is not None and self._lines is not None:
-            if path.exists():
-                self.rows = self._read(path, plain(header), what)
-            else:
-                self._lines.add(header)
+        if self._lines is not None and self._lines.path.exists():
+            self.rows = self._read(self._lines, plain(header), what)
+        elif self._lines is not None:
+            self._lines.add(header)
         self._known = {self._key(row): row for row in self.rows}
 
-    def _read(self, path: Path, header: Row, what: str) -> list[Row]:
-        assert self._lines is not None
-        read = [row for _, row in self._lines.read()]
+    def _read(self, lines: JsonLines, header: Row, what: str) -> list[Row]:
+        path, read = lines.path, [row for _, row in lines.read()]
         good = bool(read) and all(isinstance(row, dict) for row in read)
         if not good or not all(key in row for row in read[1:] for key in self._keys):
             raise InvalidInput(f"{path} is not the log of a {what}")

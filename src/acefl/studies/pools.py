@@ -49,28 +49,26 @@ def open_pool(workers: int | None = None, *, here: bool = False, ray: str | None
     once. Every job has one thread, so that a sum is taken in the same order, and has the same bits, wherever it runs.
     With `here` jobs are calls like others in this process, with all its threads.
     """
-    with _open(workers, here, ray) as pool:
+    count = how_many(workers)
+    require(count >= 1, f"workers is {workers}; allowed: at least 1")
+    with contextlib.ExitStack() as until_the_end:
+        pool: Pool
+        if ray is not None:
+            pool = RayTasks(until_the_end.enter_context(_connected(ray, workers)))
+        elif here:
+            pool = ThisProcess()
+        elif count == 1:
+            until_the_end.enter_context(single_threaded())
+            pool = ThisProcess()
+        else:
+            get_ready(count)
+            executor = ProcessPoolExecutor(count, _CONTEXT, _prepare, (dict(os.environ),))
+            pool = Processes(until_the_end.enter_context(executor))
         try:
             yield pool
         except BaseException:
             pool.abandon()
             raise
-
-
-@contextlib.contextmanager
-def _open(workers: int | None, here: bool, ray: str | None) -> Iterator[Pool]:
-    count = how_many(workers)
-    require(count >= 1, f"workers is {workers}; allowed: at least 1")
-    if ray is not None:
-        with _connected(ray, workers) as connection:
-            yield RayTasks(connection)
-    elif count == 1 or here:
-        with contextlib.nullcontext() if here else single_threaded():
-            yield ThisProcess()
-    else:
-        get_ready(count)
-        with ProcessPoolExecutor(count, _CONTEXT, _prepare, (dict(os.environ),)) as executor:
-            yield Processes(executor)
 
 
 def how_many(workers: int | None) -> int:

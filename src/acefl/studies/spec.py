@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from acefl.core.errors import require
 from acefl.core.optimizers import Optimizer
 from acefl.core.rule import Method
 from acefl.core.schedules import Schedule
@@ -20,8 +21,10 @@ from acefl.rules import ACE, ACED, ASGD, CA2FL, DelayAdaptiveASGD, FedBuff
 from acefl.runs.loggers import Logger, open_logger
 from acefl.runs.observers import Observer
 from acefl.runs.record import Run, run_name
-from acefl.runs.simulate import simulate
+from acefl.runs.simulate import simulate, simulation
+from acefl.runs.training import Training
 from acefl.studies.objective import Objective
+from acefl.tasks.base import Task
 from acefl.tasks.sources import TaskSource, build_task
 
 PAPER_METHODS: tuple[Method, ...] = (ACE(), ACED(tau=300), CA2FL(), FedBuff(), ASGD(), DelayAdaptiveASGD())
@@ -30,6 +33,13 @@ DEFAULT_SCENARIO = Scenario(clock="event", delay=1.0, spread=30.0, slow="last")
 DEFAULT_STOP = Stop(arrivals=10_000)
 DEFAULT_SEEDS = (0, 1, 2)
 TUNING_SEED = 10_007  # learning rates are chosen on a seed (data split and schedule) that no result is reported on
+
+
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Refuse none at all, the one that is kept for tuning, and one given twice: it would count for two."""
+    require(bool(seeds), "seeds is empty; allowed: at least one")
+    require(TUNING_SEED not in seeds, f"seed {TUNING_SEED} is kept for tuning; use another")
+    require(len(set(seeds)) == len(seeds), f"seeds are {list(seeds)}; allowed: each once")
 
 
 @dataclass(frozen=True)
@@ -52,44 +62,35 @@ class RunSpec:
     logger: str | Callable[[str, int], Observer] | None = None  # by name, or what makes one for a method and a seed
 
     def run(self, observers: Sequence[Observer] = ()) -> Run:
-        with self._log() as loggers:
-            return self._run([*observers, *loggers])
+        with contextlib.ExitStack() as until_the_end:
+            watchers, name = [*observers], label(self.rule)
+            if isinstance(self.logger, str):
+                watchers.append(until_the_end.enter_context(open_logger(self.logger, run_name(name, self.seed))))
+            elif self.logger is not None:
+                log = self.logger(name, self.seed)
+                watchers.append(until_the_end.enter_context(log) if isinstance(log, Logger) else log)
+            task = build_task(self.task, self.seed)
+            return simulate(task, self.rule, out=self.out, progress=False, **self._settings(watchers))
 
-    @contextlib.contextmanager
-    def _log(self) -> Iterator[list[Observer]]:
-        if self.logger is None:
-            yield []
-            return
-        name = label(self.rule)
-        log: Observer
-        if isinstance(self.logger, str):
-            log = open_logger(self.logger, run_name(name, self.seed))
-        else:
-            log = self.logger(name, self.seed)
-        try:
-            yield [log]
-        finally:
-            if isinstance(log, Logger):
-                log.close()
+    def training(self, task: Task | None = None) -> Training:
+        """The run, not begun, without its loggers; task: the same, built already."""
+        task = build_task(self.task, self.seed) if task is None else task
+        return simulation(task, self.rule, **self._settings())
 
-    def _run(self, observers: Sequence[Observer]) -> Run:
-        watchers: list[Observer] = [Participation()] if self.watch else []
+    def _settings(self, observers: Sequence[Observer] = ()) -> dict[str, Any]:
+        probes: list[Observer] = [Participation()] if self.watch else []
         if self.probe is not None:
-            watchers.append(ErrorTerms(self.probe))
-        return simulate(
-            build_task(self.task, self.seed),
-            self.rule,
-            lr=self.lr,
-            scenario=self.scenario,
-            stop=self.stop,
-            seed=self.seed,
-            out=self.out,
-            evaluations=self.evaluations,
-            observers=[*watchers, *observers],
-            optimizer=self.optimizer,
-            schedule=self.schedule,
-            progress=False,
-        )
+            probes.append(ErrorTerms(self.probe))
+        return {
+            "lr": self.lr,
+            "scenario": self.scenario,
+            "stop": self.stop,
+            "seed": self.seed,
+            "evaluations": self.evaluations,
+            "observers": [*probes, *observers],
+            "optimizer": self.optimizer,
+            "schedule": self.schedule,
+        }
 
     def save(self) -> None:
         """Make the run for the record in `out` alone, which need not travel back from a worker."""

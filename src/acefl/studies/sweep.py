@@ -22,7 +22,6 @@ import dataclasses
 import itertools
 import json
 import os
-import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -128,7 +127,19 @@ def parse_axis(text: str) -> tuple[str, list[Any]]:
     """`task.alpha=0.1,1` as a key and its values: numbers where they are numbers, commas in brackets left alone."""
     key, sign, values = text.partition("=")
     require(bool(sign and key and values), f"--vary {text!r}; allowed: KEY=V,V such as lr=0.05,0.2")
-    return key.strip(), [_value(part.strip()) for part in re.split(r",(?![^(]*\))", values)]
+    return key.strip(), [_value(part.strip()) for part in _split(values)]
+
+
+def _split(values: str) -> list[str]:
+    """At the commas that are in no bracket."""
+    parts, depth = [""], 0
+    for sign in values:
+        depth += (sign in "([") - (sign in ")]")
+        if sign == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return parts
 
 
 def parse_axes(texts: Sequence[str]) -> Settings:
@@ -236,7 +247,7 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 def _part(settings: Settings, head: str, base: dict[str, Any]) -> dict[str, Any]:
     own = {key.removeprefix(f"{head}."): value for key, value in settings.items() if key.startswith(f"{head}.")}
-    return {**base, **own} if own or head != "stop" else {}
+    return {**base, **own}
 
 
 def _named_task(settings: Settings) -> dict[str, Any]:

@@ -28,7 +28,6 @@ from acefl.core.stop import Stop
 from acefl.fleets.scenario import Scenario
 from acefl.rules import ACE, imported_from
 from acefl.runs.record import FORMAT, command_line, machine
-from acefl.runs.simulate import simulation
 from acefl.runs.training import never
 from acefl.studies import cost
 from acefl.studies.jobs import Job, Jobs, open_jobs
@@ -219,21 +218,17 @@ def _ledger(folder: Path | None, described: dict[str, Any]) -> Ledger:
     return Ledger(path, described, keys=("settings", "quarters"), what="search")
 
 
+@dataclasses.dataclass
 class _Search:
-    def __init__(
-        self,
-        plan: RunSpec,
-        ranges: dict[str, Range | Choice],
-        objective: Objective,
-        budget: float,
-        ledger: Ledger,
-        jobs: Jobs,
-        progress: Progress | None,
-    ) -> None:
-        self._plan, self._ranges, self._objective, self._budget = plan, ranges, objective, budget
-        self._ledger, self._jobs, self._progress = ledger, jobs, progress
-        self._spent = 0.0
-        self._trials: list[Trial] = []
+    plan: RunSpec
+    ranges: dict[str, Range | Choice]
+    objective: Objective
+    budget: float
+    ledger: Ledger
+    jobs: Jobs
+    progress: Progress | None
+    spent: float = 0.0
+    trials: list[Trial] = dataclasses.field(default_factory=list)
 
     def run(self) -> Tuning:
         self._tell_progress("")
@@ -243,30 +238,29 @@ class _Search:
             count = max(1, min(GENERATION, int(self._left / each)))
             self._race(self._ask(count, generation))
             generation += 1
-        best, by = _best(self._trials, self._objective).settings, self._objective
-        by.check_found(label(self._plan.rule), (trial.score for trial in self._trials))
-        found = Tuning(self._rule(best), best["lr"], by.metric, self._trials, self._budget, self._spent, by.larger)
-        return found
+        best, by = _best(self.trials, self.objective).settings, self.objective
+        by.check_found(label(self.plan.rule), (trial.score for trial in self.trials))
+        return Tuning(self._rule(best), best["lr"], by.metric, self.trials, self.budget, self.spent, by.larger)
 
     @property
     def _left(self) -> float:
-        return self._budget - self._spent
+        return self.budget - self.spent
 
     def _ask(self, count: int, generation: int) -> list[Trial]:
         """The next trials: over the whole ranges at first, then over ever smaller parts around the best so far."""
-        ranges = self._ranges
+        ranges = self.ranges
         if generation:
-            best = _best(self._trials, self._objective).settings
+            best = _best(self.trials, self.objective).settings
             ranges = {name: own.around(best[name], 0.25**generation) for name, own in ranges.items()}
         points = spread_evenly(count, len(ranges), first=1 if generation else 0)
         asked = [
             Trial(
                 {name: own.at(share) for (name, own), share in zip(ranges.items(), point, strict=True)},
-                score=self._objective.worst,
+                score=self.objective.worst,
             )
             for point in points
         ]
-        self._trials += asked
+        self.trials += asked
         return asked
 
     def _race(self, running: list[Trial]) -> None:
@@ -279,36 +273,36 @@ class _Search:
             running = [one for one, good in zip(affordable, passed, strict=True) if good]
 
     def _cost(self, trial: Trial) -> float:
-        return self._objective.cost(trial.score)
+        return self.objective.cost(trial.score)
 
     def _score(self, trials: list[Trial], quarters: int) -> None:
         """Run them this far from the start: runs that keep no state between stages can be made anywhere."""
-        self._spent += len(trials) * quarters / WHOLE
+        self.spent += len(trials) * quarters / WHOLE
         jobs = [Job(_score_until, (self._spec(one.settings), quarters), one) for one in trials]
 
         def recorded(job: Job) -> Scored | None:
-            row = self._ledger.find(settings=job.key.settings, quarters=quarters)
+            row = self.ledger.find(settings=job.key.settings, quarters=quarters)
             if row is None:
                 return None
-            score = self._objective.worst if row["score"] is None else float(row["score"])
+            score = self.objective.worst if row["score"] is None else float(row["score"])
             known = score, int(row["arrivals"])
             self._collect(job.key, quarters, known)
             return known
 
         def ended(job: Job, scored: Scored) -> None:
             score, arrivals = scored
-            self._ledger.add(settings=job.key.settings, quarters=quarters, score=score, arrivals=arrivals)
+            self.ledger.add(settings=job.key.settings, quarters=quarters, score=score, arrivals=arrivals)
             self._collect(job.key, quarters, scored)
 
-        self._jobs.run(jobs, recorded=recorded, ended=ended)
+        self.jobs.run(jobs, recorded=recorded, ended=ended)
 
     def _spec(self, settings: dict[str, Any]) -> RunSpec:
-        trial = self._plan.as_trial(evaluations=WHOLE)
+        trial = self.plan.as_trial(evaluations=WHOLE)
         return dataclasses.replace(trial, rule=self._rule(settings), lr=settings["lr"])
 
     def _rule(self, settings: dict[str, Any]) -> Method:
         rest = {name: value for name, value in settings.items() if name != "lr"}
-        rule: Method = dataclasses.replace(cast(Any, self._plan.rule), **rest) if rest else self._plan.rule
+        rule: Method = dataclasses.replace(cast(Any, self.plan.rule), **rest) if rest else self.plan.rule
         return rule
 
     def _collect(self, one: Trial, quarters: int, scored: Scored) -> None:
@@ -319,8 +313,8 @@ class _Search:
 
     def _tell_progress(self, last: str) -> None:
         """In quarters of a run, which is what the budget is made of."""
-        if self._progress is not None:
-            self._progress(round(self._spent * WHOLE) if last else 0, round(self._budget * WHOLE), last)
+        if self.progress is not None:
+            self.progress(round(self.spent * WHOLE) if last else 0, round(self.budget * WHOLE), last)
 
 
 def promoted(scores: Sequence[float]) -> list[bool]:
@@ -341,15 +335,7 @@ def _best(trials: Sequence[Trial], by: Objective) -> Trial:
 def _score_until(part: tuple[RunSpec, int]) -> Scored:
     """The objective after so many quarters of a run, and the uploads it took."""
     spec, quarters = part
-    training = simulation(
-        build_task(spec.task, spec.seed),
-        spec.rule,
-        lr=spec.lr,
-        scenario=spec.scenario,
-        stop=spec.stop,
-        seed=spec.seed,
-        evaluations=spec.evaluations,
-    )
+    training = spec.training()
     for _, spent in training.advance(never):  # evaluations are at the quarters
         if spent >= quarters / WHOLE:
             break
