@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from acefl.core.errors import Interrupted, require
-from acefl.core.files import CHECKPOINT
+from acefl.core.files import CHECKPOINT, check_replaceable
 from acefl.core.progress import Progress
 from acefl.core.settings import plain
 from acefl.core.state import without_copies
@@ -46,6 +46,8 @@ def run_to_end(
     """
     try:
         if checkpoint is None:
+            if out is not None:
+                check_replaceable(Path(out))
             run = training.complete(progress, after_turn, before_last)
             if out is not None:
                 run.save(out)
