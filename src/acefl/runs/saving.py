@@ -27,6 +27,7 @@ from acefl.runs.directory import RunDirectory, reopen, start
 from acefl.runs.observers import check_savable, names
 from acefl.runs.record import Run, machine
 from acefl.runs.training import AfterTurn, Training
+from acefl.tasks.own import difference
 
 log = logging.getLogger("acefl")
 
@@ -144,9 +145,12 @@ def _claimed(out: Path) -> Iterator[tuple[RunDirectory, bool]]:
 def _check_same(given: State, saved: State, out: str | os.PathLike[str]) -> None:
     """Refuse to resume a run with other settings than it was started with."""
     here, there = given["config"], saved["config"]
-    for what in ("method", "rule", "lr", "dim", "optimizer", "schedule", "norm_limit"):
+    for what in ("method", "rule", "lr", "seed", "dim", "optimizer", "schedule", "norm_limit"):
         mine, its = here.get(what), there.get(what)
         require(mine == its, f"{what} is {mine}; that of the run in {out} was {its}")
+    if here.get("scenario", {}).get("fleet") == "ray":  # on Flower the task's description is the caller's own words
+        other = difference(here["task"], there["task"])
+        require(not other, f"the task is not that of the run in {out}: {other}")
     require(
         given["observers"] == saved["observers"],
         f"observers are {given['observers']}; the run's were {saved['observers']}",
