@@ -20,6 +20,7 @@ from acefl.core.types import Arrival, State, Step
 from acefl.fleets.flower.fleet import FlowerFleet
 from acefl.fleets.flower.records import ModelLayout
 from acefl.probes import Participation
+from acefl.rules import FedAvg
 from acefl.runs.observers import Observer
 from acefl.runs.record import Run, load
 from acefl.runs.saving import run_to_end
@@ -87,6 +88,24 @@ def test_nodes_keep_their_numbers_and_newcomers_come_after_them(tmp_path: Path) 
     assert len(made.participation) == CLIENTS + 1
     assert made.participation[CLIENTS] > 0
     assert sum(made.participation) == made.arrivals == 40
+
+
+def test_a_round_that_was_interrupted_goes_on_with_the_nodes_that_were_at_work(tmp_path: Path) -> None:
+    class OneByOne(FakeGrid):
+        """Whoever was asked first answers first, one node each time somebody looks who is connected."""
+
+        def get_node_ids(self) -> Iterable[int]:
+            if self.waiting:
+                first = next(iter(self.waiting.values()))
+                self._turn = {first.metadata.dst_node_id - FIRST_NODE: None}
+            return [FIRST_NODE + client for client in self.contexts]
+
+    for kill_at in (6, 11):  # of rounds that had one and two answers at the last checkpoint
+        with pytest.raises(Killed):
+            start(FedAvg(), tmp_path / "run", kill_at, grid=OneByOne(client_app, CLIENTS, ()))
+    made = start(FedAvg(), tmp_path / "run", grid=OneByOne(client_app, CLIENTS, ()))
+    for version, one in made.events.groupby("version"):
+        assert sorted(one["client"]) == list(range(CLIENTS)), f"the step from version {version}"
 
 
 def test_held_gradients_are_sent_anew_after_a_restart(tmp_path: Path) -> None:
