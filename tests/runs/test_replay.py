@@ -97,6 +97,11 @@ def test_a_schedule_goes_by_the_budget_of_the_run_whatever_that_counts(
     assert "ended" not in again.config
 
 
+def test_a_schedule_goes_by_that_budget_wherever_the_rows_are_kept(task: Task, tmp_path: Path) -> None:
+    recorded = simulate(task, ACE(), lr=0.05, stop=Stop(steps=40), seed=4, evaluations=1, schedule=Cosine())
+    assert torch.equal(replay(recorded, ACE(home=tmp_path / "table.bin")).model, recorded.model)
+
+
 @pytest.mark.parametrize("rejoin_at", [None, 0.6])
 @pytest.mark.parametrize("dropout_at", [0.0, 0.02, 0.05])
 @pytest.mark.parametrize("rule", [ACE(), ACED(tau=5), RingleaderASGD(), CA2FL(buffer=4)], ids=repr)
