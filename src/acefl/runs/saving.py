@@ -53,8 +53,7 @@ def run_to_end(
             if out is not None:
                 run.save(out)
             return run
-        require(out is not None, "checkpoint needs a directory to write to; pass out=")
-        assert out is not None
+        out = checked(checkpoint, out)
         check_savable(training.observers)
         settings = settings_of_run(training, checkpoint)
         with _claimed(Path(out)) as (directory, interrupted), directory.send_log() as sent:
@@ -71,6 +70,15 @@ def run_to_end(
             return train(training, settings, checkpoint, directory, progress, after_turn, before_last)
     finally:
         training.close()
+
+
+def checked(checkpoint: Any, out: str | os.PathLike[str] | None) -> str | os.PathLike[str]:
+    """Where to save the state, if it can be told when and where."""
+    allowed = "an acefl.Every such as Every(arrivals=1000)"
+    require(isinstance(checkpoint, Every), f"checkpoint is {checkpoint!r}; allowed: {allowed}")
+    require(out is not None, "checkpoint needs a directory to write to; pass out=")
+    assert out is not None
+    return out
 
 
 def run_from_start(
