@@ -365,6 +365,7 @@ class Training:
         self._last_step, self._seconds = int(state["last_step"]), float(state["seconds"])
         self._look_for_target(self.evaluator.rows)
         self.step = Step(self.server.accepted, self.server.version, self.fleet.now, False)
+        self.evaluator.resumed(self.stop.progress(self.step))
 
     def _load_journal(self, state: State | None) -> None:
         if self.journal is not None and state is not None:
