@@ -182,7 +182,12 @@ def test_where_half_of_the_clients_send_nothing_there_is_no_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"factor": 0.5}, {"factor": math.inf}, {"factor": math.nan}, {"action": "drop"}, {"history": 0}]
+    "settings",
+    [
+        *({"factor": factor} for factor in (0.5, math.inf, math.nan, "10")),
+        *({"history": history} for history in (0, "10")),
+        {"action": "drop"},
+    ],
 )
 def test_a_limit_that_makes_no_sense_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=f"^{next(iter(settings))} is .*; allowed: "):

@@ -13,7 +13,7 @@ import pytest
 import ray
 import torch
 
-from acefl import ACE, ACED, Every, InvalidInput, Server, Stop, load
+from acefl import ACE, ACED, ASGD, Every, InvalidInput, Server, Stop, load
 from acefl.cli import main
 from acefl.core.errors import AceflError, NothingInFlight
 from acefl.core.gate import NormLimit
@@ -24,6 +24,7 @@ from acefl.fleets.ray import RayFleet
 from acefl.fleets.scripted import ScriptedFleet
 from acefl.fleets.simulated import work_key
 from acefl.probes import ErrorTerms, Participation, TrueGradient
+from acefl.rules import FedAvg
 from acefl.runs.loggers import TensorBoard
 from acefl.runs.on_ray import run_on_ray
 from acefl.runs.record import Run
@@ -238,6 +239,50 @@ def test_a_run_on_ray_that_was_killed_counts_what_was_sent_and_its_probe_goes_on
     again = made.arrivals - 50  # at least so many after the resume, from a checkpoint of 50 arrivals or a few more
     assert sum(row["uploads"] for row in made.clients) >= sent + again - 20
     assert sum(row["influence"] for row in made.clients) == pytest.approx(1.0)
+
+
+def test_a_round_that_was_interrupted_goes_on_with_everybody_it_lacks(tmp_path: Path) -> None:
+    class Killed(BaseException):
+        """As SIGKILL: nobody catches it."""
+
+    def start(progress: Any = None) -> Run:
+        return run_on_ray(
+            SOURCE, FedAvg(), lr=0.3, stop=Stop(arrivals=32), seed=SEED, actors=1, evaluations=1,
+            out=tmp_path / "run", checkpoint=Every(arrivals=1), progress=progress,
+        )  # fmt: skip
+
+    def kill(spent: float, *_: object) -> None:
+        if 8 < spent * 32 < 16:
+            raise Killed
+
+    with pytest.raises(Killed):
+        start(kill)
+    made = start()
+    assert made.steps == 4
+    for _, one in made.events.groupby("version"):
+        assert sorted(one["client"]) == list(range(8))
+
+
+def test_a_run_on_ray_goes_on_with_its_own_seed_and_task_only(tmp_path: Path) -> None:
+    class Killed(BaseException):
+        """As SIGKILL: nobody catches it."""
+
+    def kill(spent: float, *_: object) -> None:
+        raise Killed
+
+    def start(source: Any = SOURCE, seed: int = SEED, progress: Any = None) -> Run:
+        return run_on_ray(
+            source, ASGD(), lr=0.3, stop=Stop(arrivals=60), seed=seed, actors=1, evaluations=1,
+            out=tmp_path / "run", checkpoint=Every(arrivals=20), progress=progress,
+        )  # fmt: skip
+
+    with pytest.raises(Killed):
+        start(progress=kill)
+    with pytest.raises(InvalidInput, match="seed is 6; that of the run in .*run was 5"):
+        start(seed=SEED + 1)
+    with pytest.raises(InvalidInput, match=r"the task is not that of the run in .*run: noise is 9\.0; the run's was 0"):
+        start({**SOURCE, "noise": 9.0})
+    assert start().arrivals >= 60
 
 
 def test_the_command_runs_on_actors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from acefl import ACE, ACED, ASGD, CA2FL, FedBuff, InvalidInput, Scenario, Stop,
 from acefl.core.rule import Method
 from acefl.probes import ErrorTerms
 from acefl.probes.error_terms import squared_norm
+from acefl.rules import Calibrated
 from acefl.runs.record import Run
 from acefl.runs.simulate import simulation
 from acefl.runs.training import Training
@@ -138,6 +139,26 @@ def test_delay_error_is_at_most_the_drift_of_the_model(rule: Method, scenario: S
     assert len(probe.records) >= 15
     for record in probe.records:
         assert 0.0 < record["delay"] <= record["drift"] * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("table", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize("rule", [ACED, CA2FL], ids=["ACED", "CA2FL"])
+def test_steps_on_few_rounded_rows_are_measured_too(rule: Any, table: str) -> None:
+    """A single row's projection may be next to nothing, and what rounding left is then many times as much."""
+    few = ACED(tau=1, warmup="seen", table=table) if rule is ACED else CA2FL(buffer=1, table=table)
+    task = tasks.quadratic(clients=CLIENTS, dim=40, noise=NOISE, seed=3)
+    probe = ErrorTerms(every=1)
+    run(few, probe, task=task, arrivals=150)
+    assert len(probe.records) == 150
+
+
+def test_a_method_without_a_table_has_no_cache_that_is_fixed() -> None:
+    without, plain = ErrorTerms(every=20), ErrorTerms(every=20)
+    run(Calibrated(c=1.0, beta=0.0, buffer=4), without)
+    run(FedBuff(buffer=4), plain)
+    for mine, its in zip(without.records, plain.records, strict=True):
+        assert mine.keys() == its.keys()
+        assert mine["noise"] == pytest.approx(its["noise"])
 
 
 def test_an_update_that_nobody_is_in_is_measured_too() -> None:

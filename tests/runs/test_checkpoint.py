@@ -248,8 +248,9 @@ class TestRunDirectory:
         theirs = tmp_path / "run" / "checkpoint" / "epoch-3.pt"
         theirs.parent.mkdir(parents=True)
         theirs.write_text("theirs")
-        with pytest.raises(InvalidInput, match="checkpoint exists and is not acefl's"):
-            interrupted(tmp_path / "run")
+        for run in (interrupted, plain_run):
+            with pytest.raises(InvalidInput, match="checkpoint exists and is not acefl's"):
+                run(tmp_path / "run")
         assert theirs.read_text() == "theirs"
         assert os.listdir(theirs.parent) == [theirs.name]
 

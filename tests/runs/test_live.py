@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from acefl import ACED, InvalidInput, Scenario, Stop, simulate, tasks
+from acefl import ACED, Every, InvalidInput, Scenario, Stop, resume, simulate, tasks
 from acefl.core.server import Server
 from acefl.core.types import Arrival, Step
 from acefl.runs.live import LivePage
@@ -61,6 +62,30 @@ def test_it_counts_what_happened(watched: LivePage) -> None:
     assert found["evaluations"][-1]["accuracy"] > 0.6
     out = [client["client"] for client in found["clients"] if not client["active"]]
     assert len(out) == 2, "the two that left are not shown as out of the active set"
+
+
+def test_after_a_resume_it_counts_on(page: LivePage, tmp_path: Path) -> None:
+    """Nobody who counts in the next step is said not to have answered yet, and the curve is whole."""
+
+    def kill(spent: float, *_: object) -> None:
+        if spent > 0.5:
+            raise KeyboardInterrupt
+
+    task = tasks.quadratic(clients=6, dim=3, seed=0)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(
+            task, ACED(tau=200), lr=0.1, scenario=Scenario(spread=60.0), stop=Stop(arrivals=300), evaluations=10,
+            out=tmp_path / "run", checkpoint=Every(20), observers=[page], progress=kill,
+        )  # fmt: skip
+    again = LivePage(0)
+    run = resume(tmp_path / "run", observers=[again])
+    found = state(again)
+    again.close()
+    assert [client["arrivals"] for client in found["clients"]] == run.participation
+    assert [row["arrival"] for row in found["evaluations"]] == list(run.history["arrival"])
+    again = LivePage(0)
+    again.load_state_dict({})  # of a checkpoint that an earlier version wrote
+    again.close()
 
 
 def test_it_says_who_is_at_work_on_how_old_a_model_and_why_somebody_does_not_count(page: LivePage) -> None:

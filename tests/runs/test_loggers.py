@@ -71,18 +71,19 @@ def test_weights_and_biases_gets_settings_numbers_and_an_end(monkeypatch: pytest
     calls: list[tuple[str, Any]] = []
     fake = SimpleNamespace(
         config=SimpleNamespace(update=lambda config: calls.append(("config", config))),
-        log=lambda metrics, step: calls.append(("log", (metrics, step))),
+        define_metric=lambda name, step_metric: calls.append(("axis", (name, step_metric))),
+        log=lambda metrics: calls.append(("log", metrics)),  # with a step, W&B ignores what comes for an earlier one
         finish=lambda: calls.append(("finish", None)),
     )
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **s: calls.append(("init", s)) or fake))
     with WandB(project="p", mode="offline") as log:
         finished = run(log)
     assert calls[0] == ("init", {"project": "p", "mode": "offline"})
-    assert calls[1][1]["task.clients"] == 5
-    assert calls[1][1]["method"] == "ACE"
+    assert calls[1] == ("axis", ("*", "arrival"))
+    assert calls[2][1]["task.clients"] == 5
+    assert calls[2][1]["method"] == "ACE"
     logged = [value for name, value in calls if name == "log"]
-    assert [step for _, step in logged] == [row["arrival"] for row in finished.metrics]
-    for (metrics, _), row in zip(logged, finished.metrics, strict=True):
+    for metrics, row in zip(logged, finished.metrics, strict=True):
         assert {name.rpartition("/")[2]: value for name, value in metrics.items()} == {
             **known(row),
             **{axis: row[axis] for axis in AXES},

@@ -16,7 +16,7 @@ from acefl.core.files import read_json
 from acefl.core.gate import NormLimit
 from acefl.core.optimizers import Momentum
 from acefl.core.rule import Method
-from acefl.core.schedules import Cosine
+from acefl.core.schedules import Cosine, Schedule, Sqrt
 from acefl.core.types import Step
 from acefl.rules import FADAS, RingleaderASGD
 from acefl.runs.evaluation import Evaluator
@@ -76,6 +76,30 @@ def test_the_server_does_beside_its_method_what_it_did(task: Task, given: dict[s
     assert torch.equal(replay(tmp_path / "run", ASGD()).model, recorded.model)
     for other in (FADAS(buffer=3), FedFa(window=3), ACE(variant="client-held")):  # which cannot have all of these
         assert replay(recorded, other).steps
+
+
+@pytest.mark.parametrize("schedule", [Cosine(warmup=0.2), Sqrt()], ids=repr)
+@pytest.mark.parametrize(
+    "stop",
+    [Stop(steps=40), Stop(steps=90, time=12.0), Stop(steps=400, target=("gap", 4.0))],
+    ids=["steps", "time", "target"],
+)
+@pytest.mark.parametrize("rule", [ACE(), FedBuff(buffer=3), FedFa(window=3)], ids=repr)
+@pytest.mark.parametrize("clock", ["event", "tick"])
+def test_a_schedule_goes_by_the_budget_of_the_run_whatever_that_counts(
+    task: Task, clock: str, rule: Method, stop: Stop, schedule: Schedule
+) -> None:
+    scenario = Scenario(clock=clock, delay=2.0, spread=4.0)
+    recorded = simulate(task, rule, lr=0.05, scenario=scenario, stop=stop, seed=4, evaluations=20, schedule=schedule)
+    again = replay(recorded, rule)
+    assert torch.equal(again.model, recorded.model)
+    assert torch.equal(replay(again, rule).model, recorded.model)
+    assert "ended" not in again.config
+
+
+def test_a_schedule_goes_by_that_budget_wherever_the_rows_are_kept(task: Task, tmp_path: Path) -> None:
+    recorded = simulate(task, ACE(), lr=0.05, stop=Stop(steps=40), seed=4, evaluations=1, schedule=Cosine())
+    assert torch.equal(replay(recorded, ACE(home=tmp_path / "table.bin")).model, recorded.model)
 
 
 @pytest.mark.parametrize("rejoin_at", [None, 0.6])

@@ -31,9 +31,13 @@ from acefl import (
     simulate,
     tasks,
 )
+from acefl.core.gate import NormLimit
+from acefl.core.optimizers import Momentum
 from acefl.core.rule import Method, Rule
+from acefl.core.schedules import Cosine
 from acefl.core.server import Server
 from acefl.core.types import Step, Vector
+from acefl.runs.observers import Observer
 from acefl.runs.training import Training
 from acefl.tasks import TorchTask
 
@@ -363,9 +367,23 @@ def test_bad_settings_are_refused_and_nothing_is_written(
         ({"stop": 100}, r"stop is 100; allowed: an acefl.Stop"),
         ({"scenario": {"spread": 3.0}}, r"allowed: an acefl.Scenario"),
         ({"task": {"name": "digits"}}, r"allowed: a task such as"),
+        ({"lr": None}, "lr is None; allowed: a finite number above 0"),
+        ({"lr": "0.1"}, "lr is '0.1'; allowed: a finite number above 0"),
+        ({"optimizer": Momentum}, "optimizer is 'Momentum'; allowed: .* with parentheses"),
+        ({"optimizer": "Momentum"}, "optimizer is 'Momentum'; allowed: settings such as"),
+        ({"schedule": Cosine}, "schedule is 'Cosine'; allowed: .* with parentheses"),
+        ({"norm_limit": 10.0}, r"norm_limit is 10.0; allowed: an acefl.NormLimit"),
+        ({"norm_limit": NormLimit}, r"norm_limit is 'NormLimit'; allowed: an acefl.NormLimit"),
+        ({"observers": Observer()}, "observers is .*; allowed: a list of observers"),
+        ({"observers": [Observer]}, "observers is .*; allowed: a list of observers"),
+        ({"checkpoint": 100, "out": "nowhere"}, r"checkpoint is 100; allowed: an acefl.Every such as"),
     ],
 )
-def test_common_slips_get_one_clear_line(slip: dict[str, Any], complaint: str) -> None:
+def test_common_slips_get_one_clear_line(
+    slip: dict[str, Any], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     arguments: dict[str, Any] = {"task": tasks.quadratic(clients=3, dim=2), "rule": ACE(), "lr": 0.1, **slip}
     with pytest.raises(InvalidInput, match=complaint):
         simulate(arguments.pop("task"), arguments.pop("rule"), **arguments)
+    assert list(tmp_path.iterdir()) == []

@@ -64,8 +64,11 @@ def check_replaceable(target: Path, *, goes_on: bool = False) -> None:
 
     goes_on: whether what was interrupted there is about to go on.
     """
-    if (target / CHECKPOINT / "lock").exists():
-        raise InvalidInput(f"{target} holds an interrupted run; resume it, or remove {target / CHECKPOINT}")
+    checkpoints = target / CHECKPOINT
+    if (checkpoints / "lock").exists():
+        raise InvalidInput(f"{target} holds an interrupted run; resume it, or remove {checkpoints}")
+    if not is_new(checkpoints):
+        raise InvalidInput(f"{checkpoints} exists and is not acefl's; allowed: a directory without it")
     if (target / UNFINISHED).exists() and not goes_on:
         raise InvalidInput(f"{target} holds an interrupted comparison; go on with it, or remove {target / UNFINISHED}")
     if target.exists() and not (target.is_dir() and _is_ours(target)):

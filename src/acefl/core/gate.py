@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from numbers import Real
 
 import torch
 
@@ -43,9 +44,10 @@ class NormLimit:
 
     def __post_init__(self) -> None:
         one_of("action", self.action, ACTIONS)
-        finite = math.isfinite(self.factor) and self.factor >= 1
-        require(finite, f"factor is {self.factor}; allowed: a finite number of at least 1")
-        require(self.history >= 1, f"history is {self.history}; allowed: at least 1")
+        finite = isinstance(self.factor, Real) and math.isfinite(self.factor) and self.factor >= 1
+        require(finite, f"factor is {self.factor!r}; allowed: a finite number of at least 1")
+        known = isinstance(self.history, Real) and self.history >= 1
+        require(known, f"history is {self.history!r}; allowed: at least 1")
 
 
 class Gate:

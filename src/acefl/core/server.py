@@ -64,7 +64,8 @@ class Server:
         schedule: Factor | None = None,
         journal: Journal | None = None,
     ) -> None:
-        require(math.isfinite(lr) and lr > 0, f"lr is {lr}; allowed: a finite number above 0")
+        number = hasattr(lr, "__float__") and math.isfinite(lr) and lr > 0
+        require(number, f"lr is {lr!r}; allowed: a finite number above 0")
         require(lr <= LARGEST, f"lr is {lr}; allowed: at most {LARGEST:.2g}, the largest float32")
         kind = type(rule).__name__
         require(isinstance(rule, Rule), f"rule is a {kind}; allowed: an acefl.Rule (class {kind}(acefl.Rule): ...)")

@@ -297,8 +297,13 @@ class RayFleet(Fleet):
             "visits": list(self._visits),
             "uploads": list(self._uploads),
             "new": sorted(self._new),
+            "owed": sorted(client for client in range(self._clients) if self._is_owed(client)),
             "tasks": self._tasks,
         }
+
+    def _is_owed(self, client: int) -> bool:
+        """Whether the round has nothing of it yet: it was sent no model in it, or is at work."""
+        return self._is_newcomer(client) or any(client in job.clients for job in self._jobs.values())
 
     def load_state_dict(self, state: State) -> None:
         """What was under way when the state was taken is lost: its clients begin something new."""
@@ -306,6 +311,8 @@ class RayFleet(Fleet):
         self._began = self._clock() - self.now
         self._visits, self._new, self._tasks = list(state["visits"]), set(state["new"]), int(state["tasks"])
         self._uploads = list(state["uploads"])
+        owed = set(state.get("owed", ()))  # states of earlier versions do not say
+        self._round, self._served = 1, [int(client not in owed) for client in range(self._clients)]
 
     def already_sent(self, tasks: Mapping[str, int]) -> None:
         for name, count in tasks.items():

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import torch
 
 from acefl.core.loop import run
-from acefl.core.optimizers import SGD, Momentum, Optimizer
+from acefl.core.optimizers import SGD, Momentum, Nesterov, Optimizer
 from acefl.core.rule import Method, Upload
 from acefl.core.server import Server
+from acefl.core.settings import settings_of
 from acefl.core.stop import Stop
 from acefl.core.types import Arrival, Event, Vector
 
@@ -43,7 +44,7 @@ def steps_per_round(method: Method, nodes: int) -> float:
         method: Settings of a method.
         nodes: How many there are.
     """
-    if any(field.name == "home" for field in dataclasses.fields(method)):  # type: ignore[arg-type]
+    if "home" in settings_of(method):
         method = dataclasses.replace(method, home="memory")  # type: ignore[type-var]  # no file for one number
     like = torch.zeros(1)
     fleet = _InTurn(nodes)
@@ -83,6 +84,9 @@ class _InTurn:
 
 
 def _base(optimizer: Optimizer | None) -> float:
+    """What a step is multiplied by so that, in the long run, it goes as far as the direction says."""
     if optimizer is None or isinstance(optimizer, SGD):
         return 1.0
+    if isinstance(optimizer, Nesterov):
+        return (1.0 - optimizer.beta) * optimizer.period
     return 1.0 - optimizer.beta if isinstance(optimizer, Momentum) else ADAPTIVE

@@ -21,7 +21,8 @@ from acefl.core.settings import settings_of
 from acefl.core.types import Arrival, State, Vector
 
 _NOTHING = 1e-7  # a coefficient below this is what rounding left of a contribution that is no longer there
-_EXACT, _ROUNDED = 1e-3, 0.2  # how far weights times updates may be from the update; the second: of a lossy table
+_EXACT = 1e-3  # how far weights times updates may be from the update, as a share of how long they are ...
+_ROUNDED = {"fp32": _EXACT, "bf16": 0.2, "int8": 0.2, "int4": 1.0}  # ... and from what a table stored of them
 
 
 class Contribution(NamedTuple):
@@ -67,7 +68,7 @@ class Shadow:
         self._slots = slots or 2 * clients + 1024
         self._rule = shadow_rule(settings, clients, torch.zeros(self._slots + 1), samples)
         self._differences = settings.uploads is Upload.CHANGE
-        self._tolerance = _EXACT if settings_of(settings).get("table", "fp32") == "fp32" else _ROUNDED
+        self._tolerance = _ROUNDED.get(settings_of(settings).get("table", "fp32"), _EXACT)
         signs = torch.randint(0, 2, (like.numel(),), generator=keyed.generator(0x5AD0), dtype=torch.int8)
         self._ray = (2.0 * signs - 1.0).to(device=like.device, dtype=like.dtype)
         self._free = list(range(self._slots))
@@ -118,8 +119,12 @@ class Shadow:
         made_of = {slot: weight for slot, weight in enumerate(direction.tolist()) if weight and slot in self._in_slot}
         parts = [weight * self._projections[slot] for slot, weight in made_of.items()]
         scale = sum(map(abs, parts)) + 1e-12
-        for told, tolerance in ((float(direction[-1]), _EXACT), (float(update @ self._ray), self._tolerance)):
-            if math.isfinite(told) and abs(sum(parts) - told) > tolerance * scale:
+        length = float(
+            torch.linalg.vector_norm(update, dtype=torch.float64)
+        )  # of few parts the projections may be tiny
+        rounded = self._tolerance * (scale + length)
+        for told, room in ((float(direction[-1]), _EXACT * scale), (float(update @ self._ray), rounded)):
+            if math.isfinite(told) and abs(sum(parts) - told) > room:
                 raise AceflError(
                     "the weights of the contributions do not explain the update: the rule is not linear in what it is "
                     "given, or holds part of its state outside of state_dict()"

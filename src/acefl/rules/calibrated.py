@@ -49,8 +49,6 @@ class Calibrated(Buffered):
     home: str | os.PathLike[str] = "memory"
     warmup: str = "wait"
 
-    cache_is_history = True  # as in CA²FL's error terms: the expectation is over the buffer's samples alone
-
     def __post_init__(self) -> None:
         if self.c != SHARE:
             require_number("c", self.c, lambda c: c > 0, f"a finite number above 0, or {SHARE!r}")
@@ -58,6 +56,11 @@ class Calibrated(Buffered):
         check_count("buffer", self.buffer)
         check_table(self.table, self.home)
         one_of("warmup", self.warmup, (*WARMUPS, "zeros"))
+
+    @property
+    def cache_is_history(self) -> bool:
+        """As in CA²FL's error terms: the expectation is over the buffer's samples alone."""
+        return self.beta > 0
 
     def searched(self, clients: int) -> Mapping[str, Range | Choice]:
         return {"c": Range(1.0 / clients, 1.0)}

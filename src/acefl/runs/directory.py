@@ -92,8 +92,6 @@ def start(directory: str | os.PathLike[str]) -> Iterator[RunDirectory]:
     if not (folder / _LOCK).exists():
         check_replaceable(path)
         folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise InvalidInput(f"{folder} exists and is not acefl's; allowed: a directory without it")
     with locked(folder):
         claimed = RunDirectory(path)
         if claimed._checkpoints.files:

@@ -87,6 +87,11 @@ class Evaluator:
             self._start(step, model)
         return self._finished()
 
+    def resumed(self, spent: float) -> None:
+        """The run goes on where this share of its budget is spent: it may have a larger budget than before, or other
+        evaluations, and then the next one is due earlier than it was."""
+        self._done = min(self._done, math.floor(spent * self.evaluations + 1e-9) + 1)
+
     def last(self, step: Step, model: Vector) -> list[Row]:
         """Wait for the evaluation that is going on, and evaluate the final model: training is over."""
         rows = self._finished(wait=True)

@@ -24,7 +24,7 @@ from urllib.parse import parse_qs
 
 from acefl.core.errors import InvalidInput, require
 from acefl.core.server import Server
-from acefl.core.types import Arrival, Step
+from acefl.core.types import Arrival, State, Step
 from acefl.fleets.base import Fleet
 from acefl.runs.live_metrics import metrics_text
 from acefl.runs.observers import Observer, RunInProgress
@@ -144,6 +144,20 @@ class LivePage(Observer):
             self._rows.append(dict(row))
             if len(self._rows) > MOST_POINTS:
                 del self._rows[1::2]
+
+    def state_dict(self) -> State:
+        with self._lock:
+            return {
+                "clients": [[client.arrivals, client.lost] for client in self._clients],
+                "rows": [[[name, value] for name, value in row.items()] for row in self._rows],
+            }
+
+    def load_state_dict(self, state: State) -> None:
+        """Who has answered before the run was interrupted still has; when, was in another process's time."""
+        with self._lock:
+            for client, (arrivals, lost) in enumerate(state.get("clients", ())):  # states of earlier versions are empty
+                self._client(client).arrivals, self._client(client).lost = arrivals, lost
+            self._rows = [{name: value for name, value in row} for row in state.get("rows", ())]
 
     def _client(self, client: int) -> Watched:
         while len(self._clients) <= client:

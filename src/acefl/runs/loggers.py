@@ -111,17 +111,20 @@ class TensorBoard(Logger):
 
 
 class WandB(Logger):
-    """A Weights & Biases run. `settings` go to `wandb.init`, such as project="asynchronous", mode="offline"."""
+    """A Weights & Biases run, over the number of arrivals. `settings` go to `wandb.init`, such as
+    project="asynchronous", mode="offline"."""
 
     def __init__(self, **settings: Any) -> None:
         wandb = _load(*_PACKAGES["wandb"])
         self._run = wandb.init(**settings)
+        # An axis of its own: W&B ignores what comes for an earlier step than the last, as from nodes that evaluate.
+        self._run.define_metric("*", step_metric="arrival")
 
     def configure(self, config: Mapping[str, Any]) -> None:
         self._run.config.update(_flat(config))
 
     def write(self, metrics: Mapping[str, float], axes: Mapping[str, float]) -> None:
-        self._run.log({**metrics, **axes}, step=int(axes["arrival"]))
+        self._run.log({**metrics, **axes})
 
     def close(self) -> None:
         self._run.finish()

@@ -25,7 +25,8 @@ from acefl.core.journal import ARRIVED, GAVE_UP, JOINED, LOST, RESTARTED, SENT
 from acefl.core.loop import run as turns_of
 from acefl.core.names import listed
 from acefl.core.rule import Method, Upload
-from acefl.core.settings import build, label, plain
+from acefl.core.schedules import Factor, Schedule
+from acefl.core.settings import build, label, plain, settings_of
 from acefl.core.stop import Stop
 from acefl.core.types import Arrival, Event, GaveUp, Joined, Lost, Restarted, State, Vector
 from acefl.fleets.base import Fleet, Trip
@@ -304,7 +305,8 @@ def replay(
 ) -> Run:
     """Train by `rule` on the recorded history of a run; `lr` and `task` are the run's own unless given.
 
-    So are optimizer, schedule (over the replayed arrivals) and norm limit, where the method has room for them.
+    So are optimizer, schedule and norm limit, where the method has room for them. The run's own method has its schedule
+    over the run's own budget, whatever that counts; another method has it over the replayed arrivals.
 
     With the run's own task and method this gives the run's own model, bit for bit, whatever was lost or refused on the
     way (up to rounding where updates travelled in fewer bits, or as changes). A task of one's own is named again
@@ -336,20 +338,58 @@ def replay(
         },
         evaluations=evaluations,
         task=built,
-        **_server_settings(recorded.config, rule),
+        **_server_settings(recorded, trace, rule),
     )
+    training.config |= _same_budget(recorded.config, rule)
     return run_to_end(
         training, out=out, before_last=None if trace.ends_with_an_arrival else lambda: _to_the_end(training)
     )
 
 
-def _server_settings(config: dict[str, Any], rule: Method) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _AsRecorded:
+    """A schedule as the recorded run had it: over that run's budget, of which more or less of this may be spent."""
+
+    schedule: Schedule
+    budget: Stop
+    spent: list[float]  # share of that budget before each accepted arrival
+    clients: int
+
+    def over(self, clients: int, stop: Stop, arrivals_per_step: int | None) -> Factor:
+        factor = self.schedule.over(self.clients, self.budget, arrivals_per_step)
+        arrivals = len(self.spent)
+        return lambda spent: factor(self.spent[min(round(spent * arrivals), arrivals - 1)])
+
+    @classmethod
+    def of(cls, run: Run, schedule: Schedule, clients: int) -> _AsRecorded:
+        budget, accepted = build(Stop, run.config["stop"]), run.events[run.events["accepted"].astype(bool)]
+        places = zip(accepted["version"].tolist(), accepted["time"].tolist(), strict=True)
+        spent = [min(budget.spent(count, version, time), 1.0) for count, (version, time) in enumerate(places)]
+        return cls(schedule, budget, spent, clients)
+
+
+def _is_own(config: dict[str, Any], rule: Method) -> bool:
+    """Whether it is the run's method; where that keeps its rows makes no difference."""
+    here, there = plain(settings_of(rule)), config["rule"]
+    same = all(here[name] == there.get(name) for name in here if name != "home")
+    return same and type(rule).__name__ == config["method"]
+
+
+def _same_budget(config: dict[str, Any], rule: Method) -> dict[str, Any]:
+    """For the replay's record, so that it can be replayed itself."""
+    own = "schedule" in config and _is_own(config, rule)
+    return {name: config[name] for name in ("schedule", "stop")} if own else {}
+
+
+def _server_settings(recorded: Run, trace: Trace, rule: Method) -> dict[str, Any]:
     """What the run's server did beside its method, but for what this method has of its own or cannot have."""
-    found: dict[str, Any] = {}
+    config, found = recorded.config, dict[str, Any]()
     if "optimizer" in config and rule.optimizer is None and rule.uploads is not Upload.MODEL:
         found["optimizer"] = optimizers.from_record(config["optimizer"])
     if "schedule" in config:
-        found["schedule"] = schedules.from_record(config["schedule"])
+        schedule = schedules.from_record(config["schedule"])
+        own = _is_own(config, rule)
+        found["schedule"] = _AsRecorded.of(recorded, schedule, trace.at_start) if own else schedule
     if "norm_limit" in config and rule.uploads is not Upload.CHANGE:
         found["norm_limit"] = build(NormLimit, config["norm_limit"])
     return found

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from acefl.core.errors import Interrupted, require
-from acefl.core.files import CHECKPOINT
+from acefl.core.files import CHECKPOINT, check_replaceable
 from acefl.core.progress import Progress
 from acefl.core.settings import plain
 from acefl.core.state import without_copies
@@ -27,6 +27,7 @@ from acefl.runs.directory import RunDirectory, reopen, start
 from acefl.runs.observers import check_savable, names
 from acefl.runs.record import Run, machine
 from acefl.runs.training import AfterTurn, Training
+from acefl.tasks.own import difference
 
 log = logging.getLogger("acefl")
 
@@ -46,12 +47,13 @@ def run_to_end(
     """
     try:
         if checkpoint is None:
+            if out is not None:
+                check_replaceable(Path(out))
             run = training.complete(progress, after_turn, before_last)
             if out is not None:
                 run.save(out)
             return run
-        require(out is not None, "checkpoint needs a directory to write to; pass out=")
-        assert out is not None
+        out = checked(checkpoint, out)
         check_savable(training.observers)
         settings = settings_of_run(training, checkpoint)
         with _claimed(Path(out)) as (directory, interrupted), directory.send_log() as sent:
@@ -68,6 +70,15 @@ def run_to_end(
             return train(training, settings, checkpoint, directory, progress, after_turn, before_last)
     finally:
         training.close()
+
+
+def checked(checkpoint: Any, out: str | os.PathLike[str] | None) -> str | os.PathLike[str]:
+    """Where to save the state, if it can be told when and where."""
+    allowed = "an acefl.Every such as Every(arrivals=1000)"
+    require(isinstance(checkpoint, Every), f"checkpoint is {checkpoint!r}; allowed: {allowed}")
+    require(out is not None, "checkpoint needs a directory to write to; pass out=")
+    assert out is not None
+    return out
 
 
 def run_from_start(
@@ -142,9 +153,12 @@ def _claimed(out: Path) -> Iterator[tuple[RunDirectory, bool]]:
 def _check_same(given: State, saved: State, out: str | os.PathLike[str]) -> None:
     """Refuse to resume a run with other settings than it was started with."""
     here, there = given["config"], saved["config"]
-    for what in ("method", "rule", "lr", "dim", "optimizer", "schedule", "norm_limit"):
+    for what in ("method", "rule", "lr", "seed", "dim", "optimizer", "schedule", "norm_limit"):
         mine, its = here.get(what), there.get(what)
         require(mine == its, f"{what} is {mine}; that of the run in {out} was {its}")
+    if here.get("scenario", {}).get("fleet") == "ray":  # on Flower the task's description is the caller's own words
+        other = difference(here["task"], there["task"])
+        require(not other, f"the task is not that of the run in {out}: {other}")
     require(
         given["observers"] == saved["observers"],
         f"observers are {given['observers']}; the run's were {saved['observers']}",

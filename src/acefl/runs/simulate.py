@@ -23,7 +23,7 @@ from acefl.fleets.simulated import simulated_fleet
 from acefl.runs.checkpoint import Every
 from acefl.runs.observers import Observer
 from acefl.runs.record import Run
-from acefl.runs.saving import run_from_start, run_to_end
+from acefl.runs.saving import checked, run_from_start, run_to_end
 from acefl.runs.training import Training
 from acefl.tasks.base import Task, client_names, for_run, sharing
 
@@ -89,10 +89,9 @@ def simulate(
         )
 
     if checkpoint is not None:
-        require(out is not None, "checkpoint needs a directory to write to; pass out=")
-        assert out is not None
+        where = checked(checkpoint, out)
         with shown(progress, label(rule)) as told:
-            return run_from_start(begin, checkpoint, out, told)
+            return run_from_start(begin, checkpoint, where, told)
     if out is not None:
         check_replaceable(Path(out))
     with shown(progress, label(rule)) as told:

@@ -63,6 +63,7 @@ class Training:
         schedule: Schedule | None = None,
         background: bool | None = None,
     ) -> None:
+        _refuse_mixed_up(optimizer, schedule, norm_limit, observers)
         require(
             not (norm_limit and method.uploads is Upload.CHANGE),
             f"norm_limit with {label(method)}, whose clients send changes: one left out or cut would stay missing in "
@@ -367,6 +368,7 @@ class Training:
         self._last_step, self._seconds = int(state["last_step"]), float(state["seconds"])
         self._look_for_target(self.evaluator.rows)
         self.step = Step(self.server.accepted, self.server.version, self.fleet.now, False)
+        self.evaluator.resumed(self.stop.progress(self.step))
 
     def _load_journal(self, state: State | None) -> None:
         if self.journal is not None and state is not None:
@@ -435,6 +437,22 @@ def _patience(method: Method, mean_times: Sequence[float]) -> int:
     the tasks that one step takes, and 2,000 more."""
     slowest = max(mean_times)
     return 2_000 + int(400 * method.tasks_per_step * sum(slowest / mean if mean else 1.0 for mean in mean_times))
+
+
+def _refuse_mixed_up(optimizer: Any, schedule: Any, norm_limit: Any, observers: Any) -> None:
+    """One clear line for the slips people make: a class or a name for settings, one observer for a list of them."""
+    given = {"optimizer": (optimizer, "build", "Momentum()"), "schedule": (schedule, "over", "Cosine()")}
+    for name, (value, method, example) in given.items():
+        settings = value is None or (hasattr(value, method) and not isinstance(value, type))
+        require(settings, f"{name} is {_shown(value)}; allowed: settings such as acefl.{example}, with parentheses")
+    limit = norm_limit is None or isinstance(norm_limit, NormLimit)
+    require(limit, f"norm_limit is {_shown(norm_limit)}; allowed: an acefl.NormLimit such as NormLimit(factor=10.0)")
+    several = isinstance(observers, Sequence) and not any(isinstance(one, type) for one in observers)
+    require(several, f"observers is {_shown(observers)}; allowed: a list of observers such as [Participation()]")
+
+
+def _shown(value: Any) -> str:
+    return repr(value.__name__ if isinstance(value, type) else value)
 
 
 def configuration(method: Method, lr: float, stop: Stop, dim: int) -> dict[str, Any]:

@@ -13,8 +13,10 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from tests.fleets.flower.fake_grid import FIRST_NODE, FakeGrid
 
 from acefl import ACE, ASGD, Every, FedBuff, Stop, load, rules
-from acefl.core.optimizers import Adam, Momentum
-from acefl.core.rule import Upload
+from acefl.core.optimizers import SGD, Adam, Momentum, Nesterov, Optimizer
+from acefl.core.rule import Rule, Upload
+from acefl.core.server import Server
+from acefl.core.types import Arrival
 from acefl.fleets.flower.roster import EverybodyFails
 from acefl.flower import answer, run_async
 from acefl.flower.learning_rate import default_lr, steps_per_round
@@ -67,6 +69,41 @@ def test_known_cases() -> None:
     assert default_lr(FedBuff(buffer=8), 8) == default_lr(rules.FedAvg(), 8) == default_lr(rules.FedAsync(), 8) == 1.0
     assert default_lr(ACE(), 4, Momentum(0.9)) == pytest.approx(0.1 / 4)
     assert default_lr(rules.FedAdam(), 8) == default_lr(rules.FedAvg(), 8, Adam()) == 0.01
+
+
+@pytest.mark.parametrize(
+    ("method", "optimizer"),
+    [
+        *((ASGD(), one) for one in (None, SGD(), Momentum(0.5), Nesterov(0.5), Nesterov(0.5, period=3, c=0.2))),
+        (FedBuff(buffer=2), Nesterov(0.5, period=2)),
+        (rules.DelayedNesterov(beta=0.5), None),
+    ],
+    ids=repr,
+)
+def test_with_momentum_too_the_model_moves_by_one_mean_update_a_round(
+    method: rules.Method, optimizer: Optimizer | None
+) -> None:
+    """In the long run, while everybody sends the same."""
+    nodes, rounds, start = 4, 30, torch.zeros(1)
+    server = Server(start, method.build(nodes, start), default_lr(method, nodes, optimizer), nodes, optimizer=optimizer)
+
+    def go(first: int) -> float:
+        before = float(server.model)
+        for task in range(first, first + rounds * nodes):
+            arrival = Arrival(task % nodes, torch.ones(1), server.version, server.version, task)
+            server.handle([arrival])
+        return before - float(server.model)
+
+    go(0)
+    assert go(rounds * nodes) == pytest.approx(rounds, rel=1e-3)
+
+
+def test_a_method_of_ones_own_that_is_no_dataclass_gets_one_too() -> None:
+    class Own(rules.Method):
+        def build(self, clients: int, like: torch.Tensor, samples: object = None) -> Rule:
+            return FedBuff(buffer=2).build(clients, like)
+
+    assert default_lr(Own(), 8) == pytest.approx(1 / 4)
 
 
 def test_a_rule_that_lives_in_a_file_is_tried_without_it(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from acefl.core.types import Arrival, State, Step
 from acefl.fleets.flower.fleet import FlowerFleet
 from acefl.fleets.flower.records import ModelLayout
 from acefl.probes import Participation
+from acefl.rules import FedAvg
 from acefl.runs.observers import Observer
 from acefl.runs.record import Run, load
 from acefl.runs.saving import run_to_end
@@ -38,6 +39,8 @@ def start(
     grid: FakeGrid | None = None,
     observers: Sequence[Observer] = (),
     norm_limit: NormLimit | None = None,
+    arrivals: int = 40,
+    evaluations: int = 50,
 ) -> Run:
     """One life of a ServerApp: nodes answer in turn, and at `kill_at` arrivals its process dies."""
     turns: list[list[tuple[int, Spoil | None]]] = [[(client % nodes, None)] for client in range(500)]
@@ -51,10 +54,11 @@ def start(
         fleet,
         model=START,
         lr=LR,
-        stop=Stop(arrivals=40),
+        stop=Stop(arrivals=arrivals),
         config={"task": {"name": "test"}, "scenario": {}},
         observers=observers,
         norm_limit=norm_limit,
+        evaluations=evaluations,
     )
 
     def after_turn(step: Step, spent: float) -> None:
@@ -87,6 +91,37 @@ def test_nodes_keep_their_numbers_and_newcomers_come_after_them(tmp_path: Path) 
     assert len(made.participation) == CLIENTS + 1
     assert made.participation[CLIENTS] > 0
     assert sum(made.participation) == made.arrivals == 40
+
+
+@pytest.mark.parametrize(("arrivals", "evaluations"), [(120, 20), (40, 4), (40, 40)])
+def test_a_run_that_goes_on_to_another_budget_is_evaluated_at_even_shares_of_that(
+    arrivals: int, evaluations: int, tmp_path: Path
+) -> None:
+    """Otherwise its curve has a gap, and a target is looked for too late."""
+    with pytest.raises(Killed):
+        start(ACE(warmup="seen"), tmp_path / "run", 37, evaluations=20)
+    made = start(ACE(warmup="seen"), tmp_path / "run", arrivals=arrivals, evaluations=evaluations)
+    every = arrivals // evaluations
+    evaluated = [row["arrival"] for row in made.metrics if row["arrival"] > 35]
+    assert evaluated == [at for at in range(0, arrivals + 1, every) if at > 35]
+
+
+def test_a_round_that_was_interrupted_goes_on_with_the_nodes_that_were_at_work(tmp_path: Path) -> None:
+    class OneByOne(FakeGrid):
+        """Whoever was asked first answers first, one node each time somebody looks who is connected."""
+
+        def get_node_ids(self) -> Iterable[int]:
+            if self.waiting:
+                first = next(iter(self.waiting.values()))
+                self._turn = {first.metadata.dst_node_id - FIRST_NODE: None}
+            return [FIRST_NODE + client for client in self.contexts]
+
+    for kill_at in (6, 11):  # of rounds that had one and two answers at the last checkpoint
+        with pytest.raises(Killed):
+            start(FedAvg(), tmp_path / "run", kill_at, grid=OneByOne(client_app, CLIENTS, ()))
+    made = start(FedAvg(), tmp_path / "run", grid=OneByOne(client_app, CLIENTS, ()))
+    for version, one in made.events.groupby("version"):
+        assert sorted(one["client"]) == list(range(CLIENTS)), f"the step from version {version}"
 
 
 def test_held_gradients_are_sent_anew_after_a_restart(tmp_path: Path) -> None:

@@ -236,6 +236,16 @@ def test_wrong_settings_get_one_clear_line(settings: dict[str, object], line: st
         Wires(**settings)  # type: ignore[arg-type]
 
 
+def test_a_place_that_holds_other_files_is_refused_before_anybody_trains(tmp_path: Path) -> None:
+    """At the end it would be too late: what was learnt would be gone."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "thesis.tex").write_text("ten years of work")
+    grid = ReadyGrid(client_app)
+    with pytest.raises(InvalidInput, match="theirs exists and is not an acefl record"):
+        run_async(grid, ACE(), ARRAYS, lr=0.5, stop=Stop(arrivals=9), nodes=CLIENTS, out=tmp_path / "theirs", drain=1)
+    assert not grid.answered
+
+
 def test_a_model_without_numbers_to_train_is_refused() -> None:
     with pytest.raises(InvalidInput, match="no arrays of floating-point numbers"):
         run_async(

@@ -409,11 +409,12 @@ class FlowerFleet(Fleet):
         self._post.close()
 
     def state_dict(self) -> State:
+        """Whoever is at work is asked anew, like one of whom there is nothing yet: a round may be waiting for it."""
         return {
             "now": self.now,
             "nodes": [str(node_id) for node_id in self.node_ids],
             "tasks": self._tasks,
-            "new": sorted(self._new),
+            "new": sorted(self._new.union(node.client for node in self._roster.nodes if node.busy)),
             "samples": [[client, count] for client, count in self.samples.items()],
             "sent": [[str(node_id), count, self._silent[node_id]] for node_id, count in self._sent.items()],
         }
