@@ -164,8 +164,17 @@ def _models(results: Results) -> list[str]:
     return sorted({str(model) for record in results.records if (model := record["settings"].get("task.model"))})
 
 
-def curves(page: Page, name: str, caption: str, results: Results, panels: Mapping[str, Mapping[str, Any]]) -> None:
-    """Accuracy of every method in each panel's setting, against steps, uploads and virtual time: three rows."""
+def curves(
+    page: Page,
+    name: str,
+    caption: str,
+    results: Results,
+    panels: Mapping[str, Mapping[str, Any]],
+    *,
+    metric: str = "accuracy",
+    words: str = "test accuracy",
+) -> None:
+    """A metric of every method in each panel's setting, against steps, uploads and virtual time: three rows."""
     axes = {"step": "server steps", "arrival": "uploads", "time": "virtual time"}
 
     def draw(plt: Any) -> None:
@@ -176,7 +185,7 @@ def curves(page: Page, name: str, caption: str, results: Results, panels: Mappin
             for row, (axis, along) in enumerate(axes.items()):
                 ax = grid[row][column]
                 for method in results.having("method"):
-                    seeds = results.curve("accuracy", axis, method=method, **labels)
+                    seeds = results.curve(metric, axis, method=method, **labels)
                     if axis == "time":
                         seeds = [(x[1:], y[1:]) for x, y in seeds]  # a logarithmic axis has no zero
                     _line_with_band(ax, seeds, method)
@@ -186,7 +195,7 @@ def curves(page: Page, name: str, caption: str, results: Results, panels: Mappin
                 if axis == "time":
                     ax.set_xscale("log")  # methods end far apart
         for row in range(len(axes)):
-            grid[row][0].set_ylabel("test accuracy")
+            grid[row][0].set_ylabel(words)
         figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
 
     if any(results.where(**labels).records for labels in panels.values()):
