@@ -13,7 +13,8 @@ from acefl.core.kernels.layout import Key, Layout, Row, Sum, Tape
 from acefl.core.kernels.reference import Reference
 from acefl.core.types import Vector
 
-PATIENCE, PATIENCE_LOSSLESS = 4_000, 20_000  # exchanges: compiled loops save some 50 and 10 microseconds of one
+PATIENCE, PATIENCE_LOSSLESS = 8_000, 35_000  # exchanges: compiled loops save some 60 and 12 microseconds of one, and
+# loading them takes half a second, most of it for the garbage collection that so many new objects bring on
 _made: Counter[str] = Counter()  # exchanges in this process, by encoding: many short runs wait together
 _expected: ContextVar[float] = ContextVar("expected", default=0.0)
 
