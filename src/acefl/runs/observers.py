@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -78,7 +79,7 @@ class Observer:
         """An evaluation was made; metrics added to the row are recorded with it."""
 
     def per_client(self) -> dict[str, list[float]]:
-        """Columns of `run.clients`: a number per client."""
+        """Columns of `run.clients`: a number per client. Clients that join a federation later may be missing."""
         return {}
 
     def state_dict(self) -> State:
@@ -117,9 +118,13 @@ def check_savable(observers: Sequence[Observer]) -> None:
 
 
 def add_columns(clients: list[dict[str, Any]], observers: Sequence[Observer]) -> list[dict[str, Any]]:
-    """The clients' rows with what the observers know of each."""
+    """The clients' rows with what the observers know of each; of who joined after them, not a number."""
     for columns in methods(observers, "per_client"):
         for name, values in columns().items():
-            for row, value in zip(clients, values, strict=True):
-                row[name] = value
+            count = len(clients)
+            require(
+                len(values) <= count, f"per_client() gives {len(values)} numbers of {name}; allowed: {count}, or fewer"
+            )
+            for client, row in enumerate(clients):
+                row[name] = values[client] if client < len(values) else math.nan
     return clients
