@@ -29,7 +29,8 @@ def client_weights(weights: str, clients: int, samples: Sequence[int] | None) ->
     """One weight per client: 1 for everybody (the paper), or its number of samples."""
     if weights == "uniform":
         return [1.0] * clients
-    require(samples is not None, "weights='samples' needs every client's sample count; pass samples= to build()")
+    wrong = "weights='samples' needs every client's number of samples at the start (samples= of build())"
+    require(samples is not None, f"{wrong}; allowed where nobody knows them then, as on Flower: uniform")
     assert samples is not None
     require(len(samples) == clients, f"samples has {len(samples)} entries; allowed: one per client, {clients}")
     require(all(s > 0 for s in samples), "samples has a client without data; allowed: at least 1 each")
