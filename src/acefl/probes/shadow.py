@@ -119,9 +119,8 @@ class Shadow:
         made_of = {slot: weight for slot, weight in enumerate(direction.tolist()) if weight and slot in self._in_slot}
         parts = [weight * self._projections[slot] for slot, weight in made_of.items()]
         scale = sum(map(abs, parts)) + 1e-12
-        length = float(
-            torch.linalg.vector_norm(update, dtype=torch.float64)
-        )  # of few parts the projections may be tiny
+        # Beside the size of the parts the update's length, since projections of few rows may be next to nothing.
+        length = float(torch.linalg.vector_norm(update, dtype=torch.float64))
         rounded = self._tolerance * (scale + length)
         for told, room in ((float(direction[-1]), _EXACT * scale), (float(update @ self._ray), rounded)):
             if math.isfinite(told) and abs(sum(parts) - told) > room:
