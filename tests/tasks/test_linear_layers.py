@@ -17,6 +17,7 @@ from torch import nn
 
 from acefl import ASGD, Stop, simulate
 from acefl.tasks import TorchTask, linear_layers
+from acefl.tasks.flat_module import FlatModule
 from acefl.tasks.linear_layers import OneDNN
 
 CLOSE = 1e-5
@@ -110,6 +111,11 @@ def test_only_a_module_with_a_large_layer_gains() -> None:
     assert not linear_layers.gains(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 10)))
     if not linear_layers.gains(nn.Linear(1024, 1024)):
         pytest.skip("on this processor MKL is as fast")
+
+
+def test_modules_of_tasks_use_it_where_it_gains() -> None:
+    net = FlatModule(nn.Linear(600, 600), torch.device("cpu"), bf16=False, channels_last=False)
+    assert by_onednn(net(torch.randn(20, 600))) is linear_layers.gains(net.module)
 
 
 def large() -> TorchTask:

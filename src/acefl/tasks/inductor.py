@@ -8,7 +8,6 @@ own there, with the kernels that it found fastest.
 from __future__ import annotations
 
 import contextlib
-import copy
 import getpass
 import hashlib
 import logging
@@ -54,7 +53,7 @@ def compiled(
 
 def _with_own_products(graph: GraphModule, examples: Sequence[torch.Tensor], any_number: bool) -> Path | None:
     """A library that does not leave products to torch, where those are faster and the compiler takes them."""
-    changed = products.put_in(copy.deepcopy(graph))
+    changed = products.put_in(graph)
     if changed is None:
         return None
     try:

@@ -6,6 +6,7 @@ number of models. So they are written in C++ here, and compiled with the rest.
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ _OTHERS = ("float64", "float16", "bfloat16")  # what products may be of, if an o
 
 
 def put_in(graph: GraphModule) -> GraphModule | None:
-    """The graph, of float32, with its products computed here; None, where that gains nothing."""
+    """A copy of the graph, of float32, with its products computed here; None, where that gains nothing."""
     if not mkl_uses_half() or any(f"torch.{name}" in graph.code for name in _OTHERS):
         return None
+    graph = copy.deepcopy(graph)
     products = list(graph.graph.find_nodes(op="call_function", target=torch.ops.aten.bmm.default))
     for node in products:
         node.target = _operation()
